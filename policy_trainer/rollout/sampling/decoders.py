@@ -29,6 +29,8 @@ from policy_trainer.rollout.sampling.kv_cache import (
 from shared.logprobs.attention import Bounds, attention_of, bounds_of, refuse_extras, set_attention
 
 ATTENTION = "tandem_decoding"
+# Without a mask function, whose call takes 1% of a small model's step.
+_FULL_ATTENTION = "tandem_decoding_full"
 # Shorter prompts are copied: reading so few tokens G times costs less than combining two parts of attention.
 _COPIED_TOKENS = 64
 # The decoder whose step is being computed.
@@ -105,35 +107,31 @@ class _Reach:
 class _Scoring:
     """How a layer's scores become weights. See `AttentionKind`; sinks: (H,)."""
 
-    softcap: float | None
-    sinks: Tensor | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
         """(M, r, D), (M, T, D) -> (M, r, T)."""
         scores = torch.bmm(query, key.transpose(1, 2))
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
-    def weights(self, parts: Sequence[Tensor], rows: int, dtype: torch.dtype) -> Sequence[Tensor]:
-        """Softmax over the scores of all parts, each (B K, r, T) of B rows; the weights of each part."""
-        sizes = [part.shape[2] for part in parts]
-        if self.sinks is not None:
-            sinks = self.sinks.to(parts[0].dtype).expand(rows, -1)
-            parts = [*parts, sinks.reshape(*parts[0].shape[:2], 1)]
-        scores = torch.cat([*parts], dim=2) if len(parts) > 1 else parts[0]
-        weights = scores.softmax(dim=2, dtype=torch.float32).to(dtype)
-        if len(parts) == 1:
-            return [weights]
-        return weights.split([*sizes, *[1] * (len(parts) - len(sizes))], dim=2)[: len(sizes)]
+    def weights(self, scores: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+        """(B K, r, T) scores of B rows -> their weights."""
+        if self.sinks is None:
+            return scores.softmax(dim=2, dtype=torch.float32).to(dtype)
+        sinks = self.sinks.to(scores.dtype).expand(rows, -1).reshape(*scores.shape[:2], 1)
+        return torch.cat([scores, sinks], dim=2).softmax(dim=2, dtype=torch.float32)[:, :, :-1].to(dtype)
+
+
+_PLAIN = _Scoring()
 
 
 class AttentionDecoder(ABC):
     """Decodes B rows with a model whose layers all use transformers' attention interface, or keep states. Rows can be
     dropped.
 
-    attention: name of the attention implementation that the model must use while decoding.
+    attention: name of the attention implementation that the model must use in the next step.
     """
-
-    attention = ATTENTION
 
     def __init__(
         self, model: PreTrainedModel, layers: Sequence[Any], cache_name: str, positions: Tensor, width: int
@@ -144,6 +142,8 @@ class AttentionDecoder(ABC):
         self._positions = positions
         self._cache, self._cache_name = Cache(layers=[*layers]), cache_name
         self._width = width
+        self.attention = ATTENTION
+        self._bounded = False
 
     def select(self, rows: Tensor) -> None:
         """Keeps only these rows, int64 (B',), in this order."""
@@ -167,10 +167,13 @@ class AttentionDecoder(ABC):
             )
         finally:
             _decoding.reset(token)
+        if not self._bounded:  # the first step has asked for all masks
+            self.attention = _FULL_ATTENTION
         return output.logits[:, -1]
 
     def reach(self, bounds: Bounds) -> _Reach:
         """What the next tokens attend to within these bounds."""
+        self._bounded = True
         return _Reach(bounds.size, None if bounds.slides else self._bias(bounds))
 
     @abstractmethod
@@ -194,9 +197,10 @@ def decoding_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Implements transformers' attention interface. attention_mask: of `decoding_mask`."""
-    if not isinstance(attention_mask, _Reach | None):
+    if attention_mask is not None and not isinstance(attention_mask, _Reach):
         raise NotImplementedError("this model has an attention mask of its own")
-    scoring = _Scoring(options.pop("softcap", None), options.pop("s_aux", None))
+    softcap, sinks = options.pop("softcap", None), options.pop("s_aux", None)
+    scoring = _PLAIN if softcap is None and sinks is None else _Scoring(softcap, sinks)
     refuse_extras(options)
     query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
     key, value = key.flatten(0, 1), value.flatten(0, 1)
@@ -218,6 +222,7 @@ def decoding_mask(
 
 AttentionInterface.register(ATTENTION, decoding_attention)
 AttentionMaskInterface.register(ATTENTION, decoding_mask)
+AttentionInterface.register(_FULL_ATTENTION, decoding_attention)
 
 
 class RepeatedCacheDecoder:
@@ -296,9 +301,10 @@ class CopiedPromptDecoder(AttentionDecoder):
         bias = self._padding
         if reach is not None:
             key, value = key[:, -reach.size :], value[:, -reach.size :]
-            bias = bias if reach.bias is None else reach.bias
-        if bias is self._padding and bias is not None:
-            bias = bias[:, :, self._width - key.shape[1] :]
+            if reach.bias is not None:
+                bias = reach.bias
+            elif bias is not None:
+                bias = bias[:, :, self._width - key.shape[1] :]
         return _attend(query, key, value, bias, scoring)
 
 
@@ -308,8 +314,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scor
     scores = scoring.scores(query.reshape(len(key), -1, width), key)
     if bias is not None:
         scores.view(rows, heads, -1)[:, :, : bias.shape[2]].add_(bias)
-    (weights,) = scoring.weights([scores], rows, value.dtype)
-    return torch.bmm(weights, value).view(rows, 1, heads, -1)
+    return torch.bmm(scoring.weights(scores, rows, value.dtype), value).view(rows, 1, heads, -1)
 
 
 def _bounds_bias(bounds: Bounds, starts: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -391,9 +396,10 @@ class SharedPromptDecoder(AttentionDecoder):
                 bias = None if reach.bias is None else reach.bias[self._groups]
                 return _attend(query, key, value, bias, scoring)
             prompt_keys, prompt_values = prompt_keys[:, :, -columns:], prompt_values[:, :, -columns:]
-            bias = bias if reach.bias is None else reach.bias
-        if bias is self._padding and bias is not None:
-            bias = bias[:, :, self._prompt_width - prompt_keys.shape[2] :]
+            if reach.bias is not None:
+                bias = reach.bias
+            elif bias is not None:
+                bias = bias[:, :, self._prompt_width - prompt_keys.shape[2] :]
         layout = self._layouts[prompt_keys.shape[1]]
         rows, heads, _, width = query.shape
         query = query.reshape(len(key), -1, width)  # the query heads of a key head are adjacent
@@ -401,10 +407,13 @@ class SharedPromptDecoder(AttentionDecoder):
         row_scores = scoring.scores(query, key)
         if bias is not None:
             columns = prompt_scores.shape[2]
-            prompt_scores.view(len(bias), -1, columns).add_(bias[:, :, :columns])
-            if bias.shape[2] > columns:
+            if reach is not None and reach.bias is not None:
                 row_scores.view(rows, heads, -1).add_(bias[self._groups, :, columns:])
-        prompt_weights, row_weights = scoring.weights([layout.by_row(prompt_scores), row_scores], rows, value.dtype)
+                bias = bias[:, :, :columns]
+            prompt_scores.view(len(bias), -1, columns).add_(bias)
+        scores = torch.cat([layout.by_row(prompt_scores), row_scores], dim=2)
+        weights = scoring.weights(scores, rows, value.dtype)
+        prompt_weights, row_weights = weights.split([prompt_scores.shape[2], row_scores.shape[2]], dim=2)
         from_prompt = layout.by_row(torch.bmm(layout.by_group(prompt_weights), prompt_values.flatten(0, 1)))
         return torch.baddbmm(from_prompt, row_weights, value).view(rows, 1, heads, -1)
 
