@@ -188,7 +188,7 @@ def set_states(layer: Any, change: Callable[..., Tensor], *sources: Any) -> None
     """Sets the states of a layer of transformers' cache to what `change` makes of the states of these layers."""
 
     def changed(*states: Any) -> Any:
-        if isinstance(states[0], dict):  # one for each of several convolutions; before transformers 5.14 a tensor
+        if isinstance(states[0], dict):  # one for each of several convolutions; in older transformers a tensor
             return {name: changed(*(each[name] for each in states)) for name in states[0]}
         return None if states[0] is None else change(*states)
 
