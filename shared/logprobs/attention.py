@@ -124,7 +124,7 @@ def packed_attention(
             return eager(module, query, key, value, attention_mask, **options)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     if isinstance(attention_mask, Tensor):
-        raise NotImplementedError("packed attention does not know this model's attention mask")
+        raise NotImplementedError("this model's attention mask is not known")
     sinks = options.pop("s_aux", None)
     kind = AttentionKind(attention_mask, options.pop("softcap", None), sinks is not None)
     refuse_extras(options)
@@ -150,17 +150,23 @@ def packed_mask(
         make = eager_mask if attention_name(config) == PACKED_ATTENTION_EAGER else sdpa_mask
         skip = {"allow_is_causal_skip": allow_is_causal_skip}
         return make(mask_function=mask_function, local_size=local_size, **skip, **options)
-    if mask_function is causal_mask_function:
-        return None
-    if not allow_is_causal_skip:  # something is added to the mask
-        if layout.images is None:
-            raise NotImplementedError("packed attention does not know this model's attention mask")
+    if layout.images is not None and not allow_is_causal_skip:  # tokens of images are added to the mask
         window = getattr(config, "sliding_window", None) or math.inf
         if window < layout.tokens and not mask_function(0, 0, torch.tensor(window), torch.tensor(0)):
             return Bounds.window(window, images=True)
         return Bounds.window(math.inf, images=True) if (layout.images >= 0).any() else None
-    if local_size is None:
-        raise NotImplementedError("packed attention does not know this model's attention mask")
+    return bounds_of(mask_function, local_size, skip=allow_is_causal_skip)
+
+
+def bounds_of(mask_function: Callable[..., Any], local_size: int | None, *, skip: bool) -> Bounds | None:
+    """From what transformers tells its mask interface. skip: whether nothing is added to the mask of a causal window.
+
+    Raises NotImplementedError for other masks.
+    """
+    if mask_function is causal_mask_function:
+        return None
+    if local_size is None or not skip:
+        raise NotImplementedError("this model's attention mask is not known")
     return Bounds(local_size, lambda query, key: mask_function(0, 0, query, key))
 
 

@@ -82,23 +82,6 @@ def _candidates(
     return [*varlen, *packed, PaddedForward, PlainForward]
 
 
-def attends_fully(model: PreTrainedModel) -> bool:
-    """True if every layer attends to all tokens: no sliding window, no chunks, no state, no cap on scores."""
-    config = model.config.get_text_config()
-    context = getattr(config, "max_position_embeddings", None) or 0
-    bounds = [getattr(config, name, None) for name in _BOUNDS]
-    # A window as long as the context has no effect (Phi-4-mini).
-    bounded = any(bound and bound < context for bound in bounds) or getattr(config, "attn_logit_softcapping", None)
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    return (
-        _has_interface(model)
-        and layers == {"full_attention"}
-        and not bounded
-        and not rope_depends_on_length(model)
-        and _has_known_head(model)
-    )
-
-
 def _may_pack(model: PreTrainedModel) -> bool:
     """True unless layers do what the self-test cannot be trusted to notice."""
     layers = set(getattr(model.config.get_text_config(), "layer_types", None) or [])

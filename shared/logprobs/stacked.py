@@ -233,10 +233,10 @@ def _blocks(layout: PackedLayout, kind: AttentionKind) -> Iterator[_Block]:
         for first, last in _merged(list(spans), min(prompt.length, reach) // 4):
             for start in range(first, last, most):
                 queries = np.arange(start, min(start + most, last))
-                lowest = places[queries].min()
-                begin = prompt.start + max(0, lowest - reach + 1)
-                own = first if kind.bounds is None else start - min(places[start] - prompt.length, reach - 1)
-                keys = np.concatenate([np.arange(begin, prompt.end), np.arange(own, queries[-1] + 1)])
+                prompt_first = prompt.start + max(0, places[queries].min() - reach + 1)
+                offset = places[start] - prompt.length  # in its completion
+                first_key = first if kind.bounds is None else start - min(offset, reach - 1)
+                keys = np.concatenate([np.arange(prompt_first, prompt.end), np.arange(first_key, queries[-1] + 1)])
                 yield _Block(queries, keys, causal=False)
 
 

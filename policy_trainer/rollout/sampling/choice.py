@@ -1,4 +1,4 @@
-"""Chooses how to decode a model: the faster method that agrees with a plain forward, row by row."""
+"""Chooses how to decode a model: the fastest method that agrees with a plain forward, row by row."""
 
 import logging
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.rollout.sampling.decoders import (
+    Decoding,
+    SharedPromptDecoder,
     fill_slots,
     make_decoder,
-    supports_decoding_attention,
     use_attention,
 )
 from policy_trainer.rollout.sampling.kv_cache import prefill
@@ -21,31 +22,37 @@ from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.logprobs import self_test_difference, vision_of
 from shared.logprobs.choice import self_test_tolerance
+from shared.logprobs.forked import modules_with_state
+from shared.logprobs.padded import rope_depends_on_length
 from shared.spelling import spell_setting
 
 log = logging.getLogger(__name__)
 
 
-@torch.no_grad()
-def takes_decoding_attention(model: PreTrainedModel) -> bool:
-    """Whether decoding attention samples correctly from this model; otherwise transformers' own cache does.
+# Steps of the self-test in which rows share their prompts: more than the windows of a shortened model have tokens.
+_SHARED_STEPS = 6
 
-    Raises UserError if neither does, as when a model keeps no cache or treats padding as tokens.
+
+@torch.no_grad()
+def choose_decoding(model: PreTrainedModel) -> Decoding:
+    """The fastest way that samples correctly from this model.
+
+    Raises UserError if none does, as when a model keeps no cache or treats padding as tokens.
     """
     errors: dict[str, str] = {}
-    for attention in (True, False) if supports_decoding_attention(model) else (False,):
-        name = "decoding attention" if attention else "transformers' cache"
+    for decoding in _candidates(model):
+        name = decoding.value
         try:
             # The coarser dtype is that of computation: ranks keep float32 weights and compute in bfloat16, and some
             # families, such as Nemotron-H, return float32 logits of bfloat16 weights.
             logits = prefill(model, [EncodedPrompt([0])], None).logits
             dtype = min(model.dtype, logits.dtype, key=lambda each: each.itemsize)
-            difference = self_test_difference(model, partial(_decoded, model, attention), dtype)
+            difference = self_test_difference(model, partial(_decoded, model, decoding), dtype)
         except Exception as error:  # an unsupported architecture may raise anything
             errors[name] = str(error) if isinstance(error, UserError) else repr(error)
         else:
             if difference <= self_test_tolerance(dtype):
-                return attention
+                return decoding
             errors[name] = f"differs from a plain forward by {difference:.2g} of the log-probs' standard deviation"
         log.info("%s is not used: %s", name, errors[name])
     raise UserError(
@@ -54,8 +61,15 @@ def takes_decoding_attention(model: PreTrainedModel) -> bool:
     )
 
 
+def _candidates(model: PreTrainedModel) -> Sequence[Decoding]:
+    """Leaves out what the self-test could not see: where the longest of the rows that are computed together sets the
+    rotary frequencies of all."""
+    interface = getattr(model, "_supports_attention_backend", False) or any(modules_with_state(model))
+    return [*Decoding] if interface and not rope_depends_on_length(model) else [Decoding.REPEATED]
+
+
 def _decoded(
-    model: PreTrainedModel, attention: bool, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+    model: PreTrainedModel, decoding: Decoding, groups: Sequence[TokenGroup], temperatures: Sequence[float]
 ) -> Tensor:
     """float32 (sum of C,): the log-probs of the groups' tokens, computed as when sampling: after padded prompts, token
     by token, and without rows that have ended."""
@@ -65,11 +79,17 @@ def _decoded(
     prompts = [EncodedPrompt(group.prompt_ids.tolist(), group.images) for group in groups]
     prefilled = prefill(model, prompts, vision_of(model))
     each_prompt = torch.arange(len(prompts), device=model.device)
-    decoder = make_decoder(model, prefilled, each_prompt.repeat_interleave(size), decoding_attention=attention)
+    owners = each_prompt.repeat_interleave(size)
+    if decoding is Decoding.SHARED:
+        decoder = SharedPromptDecoder(model, prefilled, owners)
+    else:
+        decoder = make_decoder(model, prefilled, owners, decoding)
     logps = torch.zeros(len(rows), max(map(len, rows)), device=model.device)
     active, logits = torch.arange(len(rows), device=model.device), prefilled.logits.repeat_interleave(size, 0)
     with use_attention(model, decoder.attention):
         for column in range(logps.shape[1]):
+            if column == _SHARED_STEPS and isinstance(decoder, SharedPromptDecoder):
+                decoder = decoder.copied()
             tokens = torch.tensor([int(rows[row][column]) for row in active.tolist()], device=model.device)
             scores = (logits.float() / heat[active]).log_softmax(dim=1)
             logps[active, column] = scores.gather(1, tokens[:, None])[:, 0]

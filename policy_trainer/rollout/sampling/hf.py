@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, LoraConfig
-from policy_trainer.rollout.sampling.choice import takes_decoding_attention
-from policy_trainer.rollout.sampling.decoders import use_attention
+from policy_trainer.rollout.sampling.choice import choose_decoding
+from policy_trainer.rollout.sampling.decoders import Decoding, use_attention
 from policy_trainer.rollout.sampling.running import HFRunningBatch
 from policy_trainer.rollout.sampling.sampler import LoadedSampler, RunningBatch, SamplingParams
 from policy_trainer.weights.adapters import AddedAdapters, MergedAdapters
@@ -58,11 +58,11 @@ class HFSampler:
 
     def check(self) -> None:
         """Raises UserError for a model that cannot be sampled. `running_batch` checks it too."""
-        _ = self._decoding_attention
+        _ = self._decoding
 
     @cached_property
-    def _decoding_attention(self) -> bool:
-        return takes_decoding_attention(self._model)
+    def _decoding(self) -> Decoding:
+        return choose_decoding(self._model)
 
     @torch.inference_mode()
     def logps(self, group: TokenGroup) -> np.ndarray:
@@ -77,11 +77,11 @@ class HFSampler:
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
         """The model must not be used otherwise within the block: it has another attention."""
         self._check_idle()
-        joins = self._decoding_attention
+        decoding = self._decoding
         self._running = True
         try:
             with use_attention(self._model, attention_of(self._model)):
-                yield HFRunningBatch(self._model, self._tokenizer, self._eos, params, seed, joins=joins)
+                yield HFRunningBatch(self._model, self._tokenizer, self._eos, params, seed, decoding)
         finally:
             self._running = False
 

@@ -1,7 +1,9 @@
-"""Keys and values of prompts, computed once for all their completions, and of sampled tokens, in a cache that grows in
-place."""
+"""Keys, values and states of prompts, computed once for all their completions, and of sampled tokens, in a cache that
+grows in place."""
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from policy_trainer.data.prompts import EncodedPrompt
 from shared.errors import UserError
@@ -38,7 +40,7 @@ class _KeptLayer(CacheLayerMixin):
     # The method's name before transformers 5.14, which also requires it.
     get_max_cache_shape = get_max_length
 
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the constructor has allocated everything."""
 
 
@@ -46,15 +48,15 @@ class GrowableLayer(_KeptLayer):
     """Keys and values of one layer, (S, K, C, D), of B rows in the first slots, with room for more rows and tokens.
 
     All rows end at the same column. What precedes a row's first token is zeros, or what an earlier row left there.
-    before: number of earlier tokens whose keys and values are kept elsewhere.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, *, before: int = 0) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, *, before: int = 0, window: int | None = None) -> None:
+        """before: number of earlier tokens whose keys and values are kept elsewhere. window: the most columns that the
+        layer attends to; earlier ones are not kept."""
         super().__init__()
-        self._before, self._width = before, keys.shape[2]
-        self._keys, self._values = keys, values  # of the B rows: the first slots
-        self._end = self._width
-        self._move(len(keys), self._width, self._width + _FREE_TOKENS)
+        self._window = window or sys.maxsize
+        self._tokens = before + keys.shape[2]
+        self._place(keys, values)
         self.is_initialized = True
 
     def kept(self) -> tuple[Tensor, Tensor]:
@@ -63,25 +65,35 @@ class GrowableLayer(_KeptLayer):
         return self._keys[:, :, start : self._end], self._values[:, :, start : self._end]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Appends the next token's (B, K, 1, D). Returns all as (B K, T, D), as decoding attention takes them."""
+        """Appends the next token's (B, K, 1, D). Returns all that are kept."""
         if self._end == self._keys.shape[2]:
-            self._move(len(self._keys), self._width, int(GROWTH * self._width))
+            self._move(len(self._keys), self._width, max(int(GROWTH * self._width), self._width + _FREE_TOKENS))
         self._keys[:, :, self._end] = key_states[:, :, 0]
         self._values[:, :, self._end] = value_states[:, :, 0]
         self._end += 1
-        self._width += 1
-        keys, values = self.kept()
-        return keys.flatten(0, 1), values.flatten(0, 1)
+        self._tokens += 1
+        self._width = min(self._width + 1, self._window)
+        return self.kept()
 
-    def join(self, keys: Tensor, values: Tensor, width: int) -> None:
-        """Adds rows with these keys and values, (R, K, P, D). width: the columns that are in use from now on."""
+    def prepend(self, keys: Tensor, values: Tensor) -> None:
+        """Adds what is kept elsewhere, (B, K, P, D)."""
+        own_keys, own_values = self.kept()
+        self._place(torch.cat([keys, own_keys], dim=2), torch.cat([values, own_values], dim=2))
+
+    def join(self, prompt: Any, groups: Tensor, width: int) -> None:
+        """Adds a row after each prompt in `groups`, int64 (R,), of this layer of transformers' cache. width: the
+        columns that are in use from now on."""
+        keys, values = prompt.keys[groups], prompt.values[groups]
         first, after = len(self._keys), len(self._keys) + len(keys)
+        self._tokens = width
+        width = min(width, self._window)
         self._width = min(self._width, width)
         if after > len(self._slots[0]) or width > self._end:
             end = width + width // 4
             self._move(max(len(self._slots[0]), after + first // 4), end, end + _FREE_TOKENS)
         self._keys, self._values = (part[:after] for part in self._slots)
         for part, added in ((self._keys, keys), (self._values, values)):
+            added = added[:, :, -width:]
             part[first:, :, self._end - added.shape[2] : self._end] = added
         self._width = width
 
@@ -92,7 +104,13 @@ class GrowableLayer(_KeptLayer):
         self._keys, self._values = self._keys[:count], self._values[:count]
 
     def get_seq_length(self) -> int:
-        return self._before + self._width
+        return self._tokens
+
+    def _place(self, keys: Tensor, values: Tensor) -> None:
+        self._width = self._end = min(keys.shape[2], self._window)
+        # Of the B rows: the first slots.
+        self._keys, self._values = (part[:, :, part.shape[2] - self._width :] for part in (keys, values))
+        self._move(len(keys), self._width, self._width + _FREE_TOKENS)
 
     def _move(self, slots: int, end: int, columns: int) -> None:
         """Copies the rows to new tensors with so many slots and columns, where they end before the column `end`."""
@@ -110,12 +128,89 @@ class GrowableLayer(_KeptLayer):
         self._end = end
 
 
-@dataclass(frozen=True, eq=False)
-class PromptLayer:
-    """Keys and values of one layer, (n, K, P, D)."""
+class StateLayer(LinearAttentionLayer):
+    """The states of a layer with linear attention, a convolution or Mamba, of B rows. The model writes them in place.
 
-    keys: Tensor
-    values: Tensor
+    States: what follows from a row's tokens so far, of the same size however many they are.
+    """
+
+    def __init__(self, prompt: Any, groups: Tensor) -> None:
+        """A row begins with a copy of the state of each prompt in `groups`, int64 (B,), of this layer of transformers'
+        cache."""
+        super().__init__()
+        vars(self).update((name, value) for name, value in vars(prompt).items() if name not in ("keys", "values"))
+        set_states(self, lambda state: state.index_select(0, groups), prompt)
+
+    def join(self, prompt: Any, groups: Tensor, width: int) -> None:
+        """See GrowableLayer."""
+        set_states(self, lambda kept, state: torch.cat([kept, state.index_select(0, groups)]), self, prompt)
+
+    def select(self, count: int, source: Tensor, target: Tensor) -> None:
+        """See GrowableLayer."""
+
+        def selected(state: Tensor) -> Tensor:
+            state[target] = state[source]
+            return state[:count]
+
+        set_states(self, selected, self)
+
+
+class HybridLayer(GrowableLayer, StateLayer):
+    """Both, of layers that combine attention with Mamba, such as Falcon-H1's."""
+
+    def __init__(self, prompt: Any, groups: Tensor, keys: Tensor, values: Tensor, **options: Any) -> None:
+        StateLayer.__init__(self, prompt, groups)
+        GrowableLayer.__init__(self, keys, values, **options)
+
+    def join(self, prompt: Any, groups: Tensor, width: int) -> None:
+        GrowableLayer.join(self, prompt, groups, width)
+        StateLayer.join(self, prompt, groups, width)
+
+    def select(self, count: int, source: Tensor, target: Tensor) -> None:
+        GrowableLayer.select(self, count, source, target)
+        StateLayer.select(self, count, source, target)
+
+
+# HybridLayer is both.
+RowLayer = GrowableLayer | StateLayer
+
+
+def has_keys(layer: Any) -> bool:
+    """Whether a layer of a prefilled cache keeps keys and values; others have states, or nothing."""
+    return getattr(layer, "keys", None) is not None
+
+
+def has_states(layer: Any) -> bool:
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def set_states(layer: Any, change: Callable[..., Tensor], *sources: Any) -> None:
+    """Sets the states of a layer of transformers' cache to what `change` makes of the states of these layers."""
+
+    def changed(*states: Any) -> Any:
+        if isinstance(states[0], dict):  # one for each of several convolutions; in older transformers a tensor
+            return {name: changed(*(each[name] for each in states)) for name in states[0]}
+        return None if states[0] is None else change(*states)
+
+    for name in ("conv_states", "recurrent_states"):
+        setattr(layer, name, changed(*(getattr(source, name) for source in sources)))
+
+
+def make_row_layer(prompt: Any, groups: Tensor, *, shared: int | None) -> Any:
+    """What a layer of transformers' cache keeps of rows, from what it kept of prompts.
+
+    groups: int64 (B,), the prompt of each row. shared: None for copies of the prompts' keys and values, otherwise the
+    number of the prompts' tokens, whose keys and values are kept elsewhere. Layers that keep nothing stay as they are.
+    """
+    if not has_keys(prompt):
+        return StateLayer(prompt, groups) if has_states(prompt) else prompt
+    window = prompt.sliding_window if getattr(prompt, "is_sliding", False) else None
+    columns = slice(None if shared is None else 0)
+    keys, values = (part[:, :, columns][groups] for part in (prompt.keys, prompt.values))
+    options: dict[str, Any] = {"before": shared or 0, "window": window}
+    if has_states(prompt):
+        return HybridLayer(prompt, groups, keys, values, **options)
+    return GrowableLayer(keys, values, **options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,24 +235,32 @@ class PrefilledPrompts:
 
 
 def together(parts: Sequence[PrefilledPrompts]) -> PrefilledPrompts:
-    """The prompts of several forwards, whose caches have keys and values only, as of one."""
+    """The prompts of several forwards as of one."""
     if len(parts) == 1:
         return parts[0]
-    width = max(part.mask.shape[1] for part in parts)
 
-    def stacked(tensors: Iterable[Tensor], dim: int) -> Tensor:
+    def stacked(tensors: Sequence[Tensor], dim: int) -> Tensor:
         """Stacks tensors whose columns, the dimension `dim` from the end, are padded on the left."""
+        width = max(each.shape[-dim] for each in tensors)
         return torch.cat([pad(each, (0, 0) * (dim - 1) + (width - each.shape[-dim], 0)) for each in tensors])
 
-    layers = [
-        PromptLayer(stacked((each.keys for each in layer), 2), stacked((each.values for each in layer), 2))
-        for layer in zip(*(part.cache.layers for part in parts), strict=True)
-    ]
+    def joined(layers: Sequence[Any]) -> Any:
+        whole = copy(layers[0])
+        if has_keys(whole):
+            whole.keys, whole.values = (
+                stacked([getattr(each, name) for each in layers], 2) for name in ("keys", "values")
+            )
+        if has_states(whole):
+            set_states(whole, lambda *states: torch.cat(states), *layers)
+        return whole
+
+    layers = [joined(layer) for layer in zip(*(part.cache.layers for part in parts), strict=True)]
     return PrefilledPrompts(
         torch.cat([part.logits for part in parts]),
         SimpleNamespace(layers=layers),
-        stacked((part.mask for part in parts), 1),
+        stacked([part.mask for part in parts], 1),
         torch.cat([part.positions for part in parts]),
+        parts[0].cache_name,
     )
 
 

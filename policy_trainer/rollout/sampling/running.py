@@ -19,6 +19,7 @@ from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.rollout.sampling.decoders import (
     CopiedPromptDecoder,
     Decoder,
+    Decoding,
     SharedPromptDecoder,
     fill_slots,
     make_decoder,
@@ -86,11 +87,10 @@ class Endings:
 class HFRunningBatch:
     """Samples a token for each row in every call of `advance`.
 
-    All rows are one batch if the model takes decoding attention: rows that begin together share their prompts, and get
-    copies once others join. Other models, with sliding windows or recurrent layers, keep the rows that joined together
-    as a batch of their own, and a call computes a forward for each of them. They are few, since small ones are
-    prefilled again together with the rows that join: for R rows that join one by one there are at most log2(R) + 1, and
-    each row is prefilled about as often.
+    All rows are one batch: rows that begin together share their prompts, and get copies once others join. Models that
+    only transformers' own cache serves keep the rows that joined together as a batch of their own, and a call computes
+    a forward for each of them. They are few, since small ones are prefilled again together with the rows that join:
+    for R rows that join one by one there are at most log2(R) + 1, and each row is prefilled about as often.
 
     Each call draws a random number for each row of its batch, in their order, and for ended rows that are not dropped
     yet. So with the same calls of `add` and `advance` a seed decides all completions.
@@ -103,14 +103,13 @@ class HFRunningBatch:
         eos: Tensor,
         params: SamplingParams,
         seed: int,
-        *,
-        joins: bool,
+        decoding: Decoding,
     ) -> None:
-        """eos: int64 (E,), the ids that end a completion. joins: whether the model supports decoding attention."""
+        """eos: int64 (E,), the ids that end a completion. decoding: what the model supports."""
         self._model = model
         self._vision = vision_of(model)
         self._attention = self._used = attention_of(model)
-        self._joins = joins
+        self._decoding = decoding
         self._endings = Endings(tokenizer, frozenset(eos.tolist()), params.stop, params.stop_token_ids)
         forbidden = torch.tensor(self._vision.placeholders if self._vision else (), dtype=torch.long)
         self._forbidden = forbidden.to(model.device)
@@ -127,11 +126,11 @@ class HFRunningBatch:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, Completion]]:
-        if self._new and not self._joins:
+        if self._new and not self._decoding.joins:
             self._begin_again()
         for batch in self._batches:
             self._use(batch.attention)
-            batch.step(joining=self._joins and bool(self._new))
+            batch.step(joining=self._decoding.joins and bool(self._new))
         if self._new:
             self._use(self._attention)
             self._join()
@@ -168,16 +167,16 @@ class HFRunningBatch:
             count = sum(number * width <= _PREFILL_TOKENS for number, width in enumerate(widths, 1)) or 1
             joining, self._new = self._new[:count], self._new[count:]
             parts.append((prefill(self._model, [each.prompt for each in joining], self._vision), joining))
-        if self._joins:
+        if self._decoding.joins:
             parts = [(together([part for part, _ in parts]), [each for _, joining in parts for each in joining])]
         for prompts, joining in parts:
             counts = torch.tensor([len(each.rows) for each in joining], device=prompts.mask.device)
             groups = torch.arange(len(joining), device=counts.device).repeat_interleave(counts)
             rows = [row for each in joining for row in each.rows]
-            if self._joins and self._batches:
+            if self._decoding.joins and self._batches:
                 self._batches[0].join(prompts, groups, rows)
             else:
-                decoder = make_decoder(self._model, prompts, groups, decoding_attention=self._joins)
+                decoder = make_decoder(self._model, prompts, groups, self._decoding)
                 self._batches.append(_Rows(decoder, prompts.logits[groups], rows))
 
     def _completed(self, row: _Row) -> tuple[int, Completion]:

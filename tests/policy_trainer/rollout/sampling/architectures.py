@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from policy_trainer.data.prompts import EncodedPrompt
+from tests.shared.logprobs.families import make
 
 with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # PyTorch's, of older transformers
     from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
@@ -69,21 +71,28 @@ def small() -> dict[str, Any]:
 
 # Windows of 6 tokens, fewer than the longest prompt has; Gemma's in one of its two layers.
 _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+# With shared prompts, and with copied ones.
 SHARING: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**small())),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**small())),
     "phi": lambda: PhiForCausalLM(PhiConfig(**small())),
     "gpt2": gpt2,
-}
-REPEATING: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**small(), sliding_window=6)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**small(), **_MIXED)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**small(), **_MIXED, attn_logit_softcapping=2.0)),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**small(), **_MIXED)),
+    # Sinks, chunks, gated delta rules, convolutions, Mamba 2 next to attention, before it and without any.
+    **{name: partial(make, name) for name in ("gpt-oss", "llama4", "qwen3.5", "lfm2")},
+    **{name: partial(make, name) for name in ("falcon-h1", "granite4", "mamba2")},
+}
+# Its cache keeps latents, from which each step computes keys and values: rows cannot share them.
+COPYING: dict[str, Callable[[], PreTrainedModel]] = {"deepseek-v3": partial(make, "deepseek-v3")}
+# Only with transformers' cache: its attention is its own.
+REPEATING: dict[str, Callable[[], PreTrainedModel]] = {
     "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**small())),
 }
 # Older transformers do not say that it takes other attention functions.
 (SHARING if GPTBigCodeForCausalLM._supports_attention_backend else REPEATING)["big code"] = big_code
-ARCHITECTURES = SHARING | REPEATING
+ARCHITECTURES = SHARING | COPYING | REPEATING
 
 
 def texts(prompts: Iterable[Sequence[int]]) -> list[EncodedPrompt]:

@@ -1,4 +1,4 @@
-"""How a model is decoded: with decoding attention, with transformers' cache, or not at all."""
+"""How a model is decoded: with shared or copied prompts, with transformers' cache, or not at all."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,38 +6,53 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.rollout.sampling import choice
-from policy_trainer.rollout.sampling.choice import takes_decoding_attention
+from policy_trainer.rollout.sampling.choice import choose_decoding
+from policy_trainer.rollout.sampling.decoders import Decoding
 from policy_trainer.rollout.sampling.engines import load_sampler
 from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import SamplingParams, sample
 from shared.errors import UserError
 from shared.logprobs.attention import attention_of
 from tests.policy_trainer.rollout.sampling.architectures import texts
-from tests.tiny_models import make_tiny
+from tests.tiny_models import ARCHITECTURES, make_tiny
 
 Make = Callable[..., Any]
+OLD = Version(transformers.__version__) < Version("5.23")
 
 
 @pytest.mark.parametrize(
-    ("architecture", "taken"),
-    # According to transformers the third supports it, but its layers use the cached keys directly.
-    [("qwen2", True), ("qwen3_5", False), ("deepseek_v3", False), ("mamba", False)],
+    ("architecture", "decoding"),
+    [
+        ("qwen2", Decoding.SHARED),
+        ("gpt_oss", Decoding.SHARED),
+        ("qwen3_5", Decoding.SHARED),
+        ("jamba", Decoding.SHARED),
+        ("mamba", Decoding.SHARED),
+        ("gemma4_text", Decoding.SHARED),  # some of its layers attend to an earlier layer's keys
+        ("deepseek_v3", Decoding.COPIED),  # its cache has latents, from which each step computes keys and values
+        ("gptj", Decoding.REPEATED),  # its attention is its own
+        ("deepseek_v32", Decoding.REPEATED),  # so is what its cache keeps
+    ],
 )
-def test_decoding_attention_is_taken_where_it_is_right(architecture: str, taken: bool) -> None:
+def test_the_fastest_way_that_is_right_is_chosen(architecture: str, decoding: Decoding) -> None:
+    if architecture not in ARCHITECTURES or (architecture in ("gemma4_text", "deepseek_v3") and OLD):
+        pytest.skip("this transformers does not have it, or another cache for it")
     model = make_tiny(architecture)
     before = attention_of(model)
-    assert takes_decoding_attention(model) is taken
+    assert choose_decoding(model) is decoding
     assert attention_of(model) == before and not model.training
 
 
 def test_a_model_in_bfloat16_may_return_float32_logits() -> None:
     model = make_tiny("nemotron_h").bfloat16()
     assert model(torch.tensor([[5, 6]])).logits.dtype == torch.float32
-    assert takes_decoding_attention(model) is False
+    assert choose_decoding(model) is Decoding.SHARED
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Decoders: which models and prompts take which, and that all compute the same logits."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from policy_trainer.rollout.sampling import decoders
 from policy_trainer.rollout.sampling.decoders import (
     CopiedPromptDecoder,
     Decoder,
+    Decoding,
     RepeatedCacheDecoder,
     SharedPromptDecoder,
     make_decoder,
@@ -22,26 +25,29 @@ from tests.rounding import rounding
 def test_all_decoders_compute_the_same_logits(
     architecture: str, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also after rows have changed places, and after a whole group has left."""
+    """Also after rows have changed places, after a whole group has left, and beyond the windows."""
     torch.manual_seed(3)
     model = SHARING[architecture]().eval()
     tokens = torch.arange(3 * len(prompts)) + 10
     computed = []
     groups = torch.arange(len(prompts)).repeat_interleave(3)
-    for copied, kind in ((0, SharedPromptDecoder), (64, CopiedPromptDecoder), (0, RepeatedCacheDecoder)):
+    for copied, decoding, kind in (
+        (0, Decoding.SHARED, SharedPromptDecoder),
+        (64, Decoding.SHARED, CopiedPromptDecoder),
+        (0, Decoding.REPEATED, RepeatedCacheDecoder),
+    ):
         monkeypatch.setattr(decoders, "_COPIED_TOKENS", copied)
         with torch.inference_mode():
-            attention = kind is not RepeatedCacheDecoder
-            decoder = make_decoder(model, prefill(model, texts(prompts), None), groups, decoding_attention=attention)
+            decoder = make_decoder(model, prefill(model, texts(prompts), None), groups, decoding)
             assert type(decoder) is kind
             with use_attention(model, decoder.attention):
                 logits = [decoder.step(tokens), decoder.step(tokens + 1)]
                 for rows in (torch.tensor([5, 1, 2, 3]), torch.tensor([3, 0])):
                     decoder.select(rows)
-                    logits += [decoder.step(tokens[: len(rows)]), decoder.step(tokens[-len(rows) :])]
+                    logits += [decoder.step(tokens[: len(rows)] + place) for place in range(3)]
         computed.append(logits)
     for shared, copied, repeated in zip(*computed, strict=True):
-        bound = rounding(repeated.abs().max())
+        bound = rounding(max(8, repeated.abs().max()), layers=model.config.num_hidden_layers)
         assert (shared - repeated).abs().max() < bound
         assert (copied - repeated).abs().max() < bound
 
@@ -51,7 +57,7 @@ def test_short_prompts_are_copied_and_long_ones_shared(tokens: int, kind: type[D
     model = next(iter(SHARING.values()))().eval()
     with torch.inference_mode():
         prompts, groups = prefill(model, texts([[5] * tokens]), None), torch.tensor([0, 0])
-        decoder = make_decoder(model, prompts, groups, decoding_attention=True)
+        decoder = make_decoder(model, prompts, groups, Decoding.SHARED)
     assert type(decoder) is kind
 
 
@@ -65,5 +71,23 @@ def test_a_row_that_joins_reads_nothing_that_no_row_has_written(monkeypatch: pyt
     layer.select(1, none, none)
     for _ in range(5):
         layer.update(prompts[:1, :, :1], prompts[:1, :, :1])
-    layer.join(prompts[:1, :, :2], prompts[:1, :, :2], 13)
+    short = SimpleNamespace(keys=prompts[:, :, :2], values=prompts[:, :, :2])
+    layer.join(short, torch.tensor([0]), 13)
     assert all(part.shape == (2, 1, 13, 4) and part.isfinite().all() for part in layer.kept())
+
+
+def test_a_window_keeps_no_more_columns_than_it_reaches() -> None:
+    """However long the rows become, and after one has joined."""
+    numbers = torch.arange(100.0).view(1, 1, 100, 1)
+    layer = GrowableLayer(numbers[:, :, :9], numbers[:, :, :9], window=4)
+    room = 0
+    for token in range(9, 90):
+        keys, values = layer.update(numbers[:, :, token : token + 1], numbers[:, :, token : token + 1])
+        assert keys.flatten().tolist() == values.flatten().tolist() == [token - 3, token - 2, token - 1, token]
+        room = max(room, layer._slots[0].shape[2])
+        if token == 40:
+            layer.join(SimpleNamespace(keys=numbers[:, :, 80:93], values=numbers[:, :, 80:93]), torch.tensor([0]), 32)
+            assert layer.kept()[0][1].flatten().tolist() == [89, 90, 91, 92]
+            layer.select(1, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
+    assert room < 50
+    assert layer.get_seq_length() == 32 + 49

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
+from policy_trainer.rollout.sampling.decoders import Decoding
 from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import SamplingParams, sample
 from shared.errors import UserError
@@ -24,7 +25,7 @@ Make = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The script has no answers for other prompts, such as those of the self-test."""
-    monkeypatch.setattr("policy_trainer.rollout.sampling.hf.takes_decoding_attention", lambda model: False)
+    monkeypatch.setattr("policy_trainer.rollout.sampling.hf.choose_decoding", lambda model: Decoding.REPEATED)
 
 
 class Cache:

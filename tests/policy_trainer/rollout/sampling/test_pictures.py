@@ -135,8 +135,6 @@ def test_placeholders_are_never_sampled(directory: Path) -> None:
 
 def test_the_model_can_be_one_in_training(directory: Path, sampler: HFSampler) -> None:
     """The trainer evaluates with its model, whose language model has packed attention."""
-    if directory.name.startswith("gemma3"):
-        pytest.skip("it has a sliding window")
     given = prompts(directory, LONG)
     params = SamplingParams(2, 10, temperature=0)
     expected = sample(sampler, given, params, seed=0)

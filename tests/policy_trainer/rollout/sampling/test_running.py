@@ -107,7 +107,9 @@ def made(architecture: str, eos: int) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "gpt2", "gemma2"])
+@pytest.mark.parametrize(
+    "architecture", ["qwen2", "gpt2", "gemma2", "gpt-oss", "llama4", "qwen3.5", "falcon-h1", "deepseek-v3", "stablelm"]
+)
 @settings(max_examples=8)
 @given(schedule=joins, seed=st.integers(0, 3), copied=st.sampled_from([0, 64]), prefill=st.sampled_from([10, 2**16]))
 def test_log_probs_are_those_of_each_row_by_itself(
@@ -196,8 +198,8 @@ def test_short_rows_join_after_a_long_one_has_left(
 
 
 def test_there_are_few_batches_of_rows_that_cannot_join_others(tokenizer: PreTrainedTokenizerFast) -> None:
-    """16 rows that join one by one, of a model with sliding windows; each is what it is by itself."""
-    model = made("gemma2", eos=20)
+    """16 rows that join one by one, of a model with an attention of its own; each is what it is by itself."""
+    model = made("stablelm", eos=20)
     model.generation_config = GenerationConfig(eos_token_id=NO_TOKEN, pad_token_id=0)
     widths: list[int] = []
     model.register_forward_pre_hook(
