@@ -3,10 +3,11 @@
 import argparse
 from collections.abc import Callable
 
-from benchmarks import pictures, quantised, queue, sampling, scoring, service, turns
+from benchmarks import families, pictures, quantised, queue, sampling, scoring, service, turns
 
 BENCHES: dict[str, Callable[[], None]] = {
     "scoring": scoring.run,
+    "families": families.run,
     "pictures": pictures.run,
     "quantised": quantised.run,
     "sampling": sampling.run,

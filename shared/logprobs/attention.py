@@ -4,7 +4,6 @@ Each prompt attends to itself, each completion to its prompt and itself, both ca
 out (a window, chunks) is asked of the model's mask function, by the tokens' places in their rows.
 """
 
-import math
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -32,17 +31,17 @@ _packed: ContextVar[PackedLayout | None] = ContextVar("packed", default=None)
 class Bounds:
     """Which of the tokens before it a token attends to, in layers where that is not all of them.
 
-    size: in tokens, or infinity; a token attends to none that is `size` or more tokens before it. visible: whether
+    size: in tokens; a token attends to none that is `size` or more tokens before it. visible: whether
     tokens at some places of a row attend to tokens at others, int64 tensors that are broadcast. images: whether tokens
     of one image attend to those of them that come later, too, within the bounds.
     """
 
-    size: float
+    size: int
     visible: Callable[[Tensor, Tensor], Tensor]
     images: bool = False
 
     @classmethod
-    def window(cls, size: float, images: bool = False) -> "Bounds":
+    def window(cls, size: int, images: bool = False) -> "Bounds":
         return cls(size, lambda query, key: query - key < size, images)
 
     @property
@@ -151,10 +150,10 @@ def packed_mask(
         skip = {"allow_is_causal_skip": allow_is_causal_skip}
         return make(mask_function=mask_function, local_size=local_size, **skip, **options)
     if layout.images is not None and not allow_is_causal_skip:  # tokens of images are added to the mask
-        window = getattr(config, "sliding_window", None) or math.inf
+        window = getattr(config, "sliding_window", None) or layout.tokens
         if window < layout.tokens and not mask_function(0, 0, torch.tensor(window), torch.tensor(0)):
             return Bounds.window(window, images=True)
-        return Bounds.window(math.inf, images=True) if (layout.images >= 0).any() else None
+        return Bounds.window(layout.tokens, images=True) if (layout.images >= 0).any() else None
     return bounds_of(mask_function, local_size, skip=allow_is_causal_skip)
 
 

@@ -215,7 +215,7 @@ def _mask(queries: Tensor, keys: Tensor, tokens: _Tokens, dtype: torch.dtype, bo
 def _blocks(layout: PackedLayout, kind: AttentionKind) -> Iterator[_Block]:
     places = layout.positions()
     # A token reaches this many tokens back, itself among them.
-    reach = int(min(kind.bounds.size, layout.tokens)) if kind.bounds else layout.tokens
+    reach = min(kind.bounds.size, layout.tokens) if kind.bounds else layout.tokens
     most = max(_LEAST_QUERIES, min(_BLOCK_QUERIES, reach))
     ahead = kind.bounds is not None and kind.bounds.images
     plain = not kind.sinks and kind.softcap is None and not ahead

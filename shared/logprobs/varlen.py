@@ -39,7 +39,7 @@ class VarlenAttention:
         if kind.sinks or kind.softcap is not None or (bounds and (bounds.images or not bounds.slides)):
             raise NotImplementedError("varlen attention has no sinks, caps, chunks and images")
         # A span's last key is its last token's, so a window counted from there is one of places in the row.
-        self._before = None if bounds is None else int(bounds.size) - 1
+        self._before = None if bounds is None else bounds.size - 1
         # The keys of a span are its prompt's tokens, then its own.
         spans = layout.spans
         keys = [part.indexes() for span in spans for part in ((span.prompt, span) if span.prompt else (span,))]

@@ -11,37 +11,29 @@ import transformers
 from packaging.version import Version
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
-    Cohere2Config,
+    Cache,
     CohereConfig,
-    DeepseekV3Config,
-    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTJConfig,
     GPTNeoXConfig,
-    GptOssConfig,
     GraniteConfig,
-    GraniteMoeHybridConfig,
-    Lfm2Config,
-    Llama4TextConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
     MistralConfig,
     MixtralConfig,
     NanoChatConfig,
-    NemotronHConfig,
     Olmo2Config,
     Phi3Config,
     PhiConfig,
     PreTrainedModel,
     Qwen2Config,
-    Qwen3_5TextConfig,
     Qwen3Config,
-    Qwen3NextConfig,
 )
 
 from shared.batch import TokenGroup
@@ -107,6 +99,7 @@ def common(**changes: Any) -> dict[str, Any]:
     return {**COMMON, **changes}
 
 
+config_of: Any = AutoConfig.for_model
 FAMILIES: dict[str, tuple[Any, str]] = {
     "qwen2": (Qwen2Config(**COMMON), "packed"),
     "qwen2-tied": (Qwen2Config(**common(tie_word_embeddings=True)), "packed"),
@@ -141,18 +134,29 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         "packed",
     ),
     "gemma3": (Gemma3TextConfig(**common(num_hidden_layers=6), sliding_window=4, query_pre_attn_scalar=8), "packed"),
-    "gpt-oss": (GptOssConfig(**COMMON, sliding_window=4, num_local_experts=4, num_experts_per_tok=2), "packed"),
+    "gpt-oss": (
+        config_of("gpt_oss", **COMMON, sliding_window=4, num_local_experts=4, num_experts_per_tok=2),
+        "packed",
+    ),
     "llama4": (
-        Llama4TextConfig(
-            **common(num_hidden_layers=4), attention_chunk_size=4, intermediate_size_mlp=48, num_local_experts=4
+        config_of(
+            "llama4_text",
+            **common(num_hidden_layers=4),
+            attention_chunk_size=4,
+            intermediate_size_mlp=48,
+            num_local_experts=4,
         ),
         "packed",
     ),
-    "deepseek-v3": (DeepseekV3Config(**common(num_key_value_heads=4), **LATENT), "packed"),
-    "cohere2": (Cohere2Config(**common(num_hidden_layers=4), sliding_window=4), "packed"),
-    "qwen3.5": (Qwen3_5TextConfig(**common(num_hidden_layers=4, initializer_range=0.1), **DELTA), "packed"),
+    "deepseek-v3": (config_of("deepseek_v3", **common(num_key_value_heads=4), **LATENT), "packed"),
+    "cohere2": (config_of("cohere2", **common(num_hidden_layers=4), sliding_window=4), "packed"),
+    "qwen3.5": (
+        config_of("qwen3_5_text", **common(num_hidden_layers=4, initializer_range=0.1), **DELTA),
+        "packed",
+    ),
     "qwen3-next": (
-        Qwen3NextConfig(
+        config_of(
+            "qwen3_next",
             **common(num_hidden_layers=4, initializer_range=0.1),
             **DELTA,
             num_experts=4,
@@ -162,9 +166,10 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         ),
         "packed",
     ),
-    "lfm2": (Lfm2Config(**COMMON, layer_types=["conv", "full_attention"]), "packed"),
+    "lfm2": (config_of("lfm2", **COMMON, layer_types=["conv", "full_attention"]), "packed"),
     "granite4": (
-        GraniteMoeHybridConfig(
+        config_of(
+            "granitemoehybrid",
             **COMMON,
             layer_types=["mamba", "attention"],
             logits_scaling=4.0,
@@ -176,15 +181,20 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         "packed",
     ),
     "falcon-h1": (
-        FalconH1Config(
-            **COMMON, mamba_d_ssm=64, lm_head_multiplier=0.5, **{f"mamba_{name}": size for name, size in HEADS.items()}
+        config_of(
+            "falcon_h1",
+            **COMMON,
+            mamba_d_ssm=64,
+            lm_head_multiplier=0.5,
+            **{f"mamba_{name}": size for name, size in HEADS.items()},
         ),
         "packed",
     ),
     "nemotron-h": (
-        NemotronHConfig(
+        config_of(
+            "nemotron_h",
             **common(num_hidden_layers=4),
-            layers_block_type=["mamba", "moe", "attention", "mlp"],
+            layers_block_type=["mamba", "moe", "attention", "moe"],
             mamba_num_heads=8,
             mamba_head_dim=8,
             ssm_state_size=8,
@@ -201,11 +211,16 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1, chunk_size=8), "packed"),
 }
 _NO_EXPERTS_ON_CPU = Version(torch.__version__) < Version("2.9") and Version(transformers.__version__) < Version("5.14")
+# Before transformers' caches had states of layers, these families had another code.
+_OLD_CACHES = not hasattr(Cache, "get_conv_state")
+_WITH_NEW_CACHES = {"gemma2", "llama4", "qwen3.5", "qwen3-next", "lfm2", "granite4", "falcon-h1", "mamba2"}
 
 
 def form_of(name: str, dtype: torch.dtype) -> str:
     """The forward that is chosen for a family: half precision on a GPU has a kernel for packed sequences."""
     form = FAMILIES[name][1]
+    if _OLD_CACHES and name in _WITH_NEW_CACHES:
+        return "padded"
     return "packed-varlen" if form == "packed" and has_kernel(dtype, DEVICE) else form
 
 
@@ -213,6 +228,8 @@ def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTr
     """A tiny random model of a family, in evaluation mode."""
     if name == "mixtral" and _NO_EXPERTS_ON_CPU:
         pytest.skip("transformers before 5.14 runs mixtures of experts on a CPU from PyTorch 2.9 on")
+    if name == "nemotron-h" and _OLD_CACHES:
+        pytest.skip("this transformers computes another Nemotron-H with and without a cache")
     torch.manual_seed(0)
     config = copy.deepcopy(FAMILIES[name][0])
     for key, value in changes.items():

@@ -34,7 +34,7 @@ def test_families(name: str) -> None:
     want = expected(model, groups, mixed(groups))
     before = model.config._attn_implementation
     forward = choose_forward(model)
-    assert forward.name == FAMILIES[name][1]
+    assert forward.name == form_of(name, torch.float32)
     with torch.no_grad():
         logps, entropy = forward.with_entropy(groups, mixed(groups))
     assert logps.dtype == entropy.dtype == torch.float32
