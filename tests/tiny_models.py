@@ -126,7 +126,7 @@ def _shrunk(config: PreTrainedConfig, besides: dict[str, Any]) -> PreTrainedConf
     """A configuration of the same class with tiny sizes and the further values given for it and its parts."""
     known = config.to_dict()
     names = {config.attribute_map.get(name, name): size for name, size in _SIZES.items()}
-    changes = {name: size for name, size in names.items() if isinstance(known.get(name), int)}
+    changes = {name: size for name, size in names.items() if isinstance(known.get(name), int | float)}
     changes |= {name: token for name, token in _TOKENS.items() if name in known}
     changes |= {name: True for name in ("is_decoder",) if name in known}
     for name in ("layer_types", "mlp_layer_types", "layers_block_type"):

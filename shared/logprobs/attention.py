@@ -23,7 +23,8 @@ from shared.logprobs.layout import PackedLayout
 PACKED_ATTENTION = "tandem_packed"
 # For models whose other forwards need their eager attention, as SDPA has no sinks and no cap on scores.
 PACKED_ATTENTION_EAGER = "tandem_packed_eager"
-# The layout while a packed forward runs: then the model's masks are `Bounds`.
+# The layout while a packed forward runs: then the masks are `Bounds`. They are made before the layers run, which get
+# a `Packing` instead: checkpointed layers are computed again outside of the forward.
 _packed: ContextVar[PackedLayout | None] = ContextVar("packed", default=None)
 
 
@@ -46,7 +47,8 @@ class Bounds:
 
     @property
     def slides(self) -> bool:
-        """True for a window that moves with the token, False for chunks at fixed places."""
+        """True for a window that moves with the token, False for chunks at fixed places: only a window of n tokens ends
+        between tokens 0 and 1 for token n."""
         return bool(self.visible(torch.tensor(self.size), torch.tensor(1)))
 
 
@@ -203,7 +205,11 @@ def attention_name(config: PretrainedConfig) -> str:
 
 def refuse_extras(options: dict[str, Any]) -> None:
     """Raises NotImplementedError for attention options of some models that plain attention would ignore."""
-    unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    unknown = [
+        name
+        for name in ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
+        if options.get(name) is not None
+    ]
     if unknown:
         raise NotImplementedError(f"plain attention has no {', '.join(unknown)}")
 

@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 # Settings of models whose layers attend to some of the tokens before.
 _BOUNDS = ("sliding_window", "attention_chunk_size")
 # Their size in the self-test: less than an image of its examples has tokens.
-_SHORT = 3
-# Types of layers that packed sequences know, by transformers' names.
-_LAYERS = {
-    *("full_attention", "sliding_attention", "chunked_attention"),
-    *("linear_attention", "conv", "mamba", "attention", "hybrid", "hybrid_sliding", "moe", "mlp"),
-}
+_SHORT_WINDOW = 3
+# The size of chunks in which layers with a state are computed there, which its rows exceed: a size that kernels know.
+_SHORT_CHUNK = 16
+# Types of layers that packed sequences know, by transformers' names: without a state, and with one.
+_STATELESS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "moe", "mlp"}
+_WITH_STATE = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}
 
 
 def choose_forward(
@@ -84,9 +84,17 @@ def _candidates(
 
 def _may_pack(model: PreTrainedModel) -> bool:
     """True unless layers do what the self-test cannot be trusted to notice."""
-    layers = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
-    sparse = hasattr(model.config.get_text_config(), "index_topk")  # chooses the tokens that each token attends to
-    return _has_interface(model) and layers <= _LAYERS and not sparse and not rope_depends_on_length(model)
+    config = model.config.get_text_config()
+    layers = list(getattr(config, "layer_types", None) or [])
+    return (
+        _has_interface(model)
+        and set(layers) <= _STATELESS | _WITH_STATE
+        and sum(layer in _WITH_STATE for layer in layers) <= sum(1 for _ in modules_with_state(model))
+        and not hasattr(config, "index_topk")  # chooses the tokens that each token attends to
+        and not rope_depends_on_length(model)
+        # Llama 4 counts places in the sequence from 8,192 on.
+        and not any(getattr(module, "attn_temperature_tuning", False) for module in model.modules())
+    )
 
 
 def _has_interface(model: PreTrainedModel) -> bool:
@@ -136,18 +144,18 @@ def self_test_difference(
 @contextmanager
 def _shortened(model: PreTrainedModel) -> Generator[None]:
     """Makes windows and chunks so short that the self-test's rows are longer, as those of real prompts may be."""
-    places: list[tuple[Any, str]] = [(model.config.get_text_config(), name) for name in _BOUNDS]
-    places += [(module, "chunk_size") for module in modules_with_state(model)]
-    # Llama 4 scales queries from this place on.
-    places += [(module, "floor_scale") for module in model.modules()]
-    before = [(place, name, size) for place, name in places if (size := getattr(place, name, None))]
+    config = model.config.get_text_config()
+    sizes: list[tuple[Any, str, int]] = [(config, name, _SHORT_WINDOW) for name in _BOUNDS]
+    sizes += [(module, "chunk_size", _SHORT_CHUNK) for module in modules_with_state(model)]
+    before = [(owner, name, size) for owner, name, _ in sizes if (size := getattr(owner, name, None))]
     try:
-        for place, name, size in before:
-            setattr(place, name, min(size, _SHORT))
+        for owner, name, size in sizes:
+            if (present := getattr(owner, name, None)) is not None:
+                setattr(owner, name, min(present, size))
         yield
     finally:
-        for place, name, size in before:
-            setattr(place, name, size)
+        for owner, name, size in before:
+            setattr(owner, name, size)
 
 
 def self_test_tolerance(dtype: torch.dtype) -> float:

@@ -97,37 +97,37 @@ def fork_states(model: nn.Module) -> set[nn.Module]:
     change."""
     modules = set(modules_with_state(model))
     for module in modules:
-        if getattr(module.forward, "func", None) is not _forward:
-            module.forward = partial(_forward, module, module.forward)
+        cache = _cache_name(module)
+        if getattr(module.forward, "func", None) is not _forward and cache is not None:
+            module.forward = partial(_forward, module, module.forward, cache)
     return modules
 
 
 def _cache_name(module: nn.Module) -> str | None:
-    forward = module.forward
+    forward: Any = module.forward
     if getattr(forward, "func", None) is _forward:
-        forward = forward.args[1]  # type: ignore[union-attr]
+        return forward.args[2]
     names = inspect.signature(forward).parameters
     return next((name for name in _CACHES if name in names), None)
 
 
-def _forward(module: nn.Module, whole: Any, hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
-    """What `whole`, the module's forward, does; in a packed forward the output for (1, N, h) hidden states."""
+# Classes of modules, and kinds of devices, that are known to continue from their state.
+_known: set[tuple[type[nn.Module], str]] = set()
+
+
+def _forward(module: nn.Module, plain_forward: Any, cache: str, hidden_states: Tensor, **options: Any) -> Tensor:
+    """What the module's forward does; in a packed forward the output for (1, N, h) hidden states."""
     packing: Packing | None = options.pop("packing", None)
     if packing is None:
-        return whole(hidden_states, *args, **options)
-    name = _cache_name(module)
-    assert name is not None
+        return plain_forward(hidden_states, **options)
     # Padding is at the right, where no token sees it.
-    run = partial(whole, **{**options, "attention_mask": None})
-    if type(module) not in _continue:
-        _check_states(module, run, name, hidden_states)
-        _continue.add(type(module))
+    run = partial(plain_forward, **{**options, "attention_mask": None})
+    kind = type(module), hidden_states.device.type
+    if kind not in _known:
+        _check_states(module, run, cache, hidden_states)
+        _known.add(kind)
     packing.forked.add(module)
-    return _forked(run, name, hidden_states[0], packing.layout)[None]
-
-
-# Classes of modules that are known to continue from their state.
-_continue: set[type[nn.Module]] = set()
+    return _forked(run, cache, hidden_states[0], packing.layout)[None]
 
 
 def _check_states(module: nn.Module, run: Any, cache: str, like: Tensor) -> None:
@@ -135,12 +135,14 @@ def _check_states(module: nn.Module, run: Any, cache: str, like: Tensor) -> None
 
     Where weights are small they depend on it so little that no comparison of log-probs would notice.
     """
+    channels = torch.linspace(-1, 1, like.shape[2], dtype=like.dtype, device=like.device)
+    tokens = channels * torch.arange(1, 5, dtype=like.dtype, device=like.device)[None, :, None]
     identity = torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)  # not a checkpoint's
     with torch.inference_mode(False), torch.enable_grad(), identity:
         states = States()
-        run(torch.randn(1, 4, like.shape[2], dtype=like.dtype, device=like.device), **{cache: states})
+        run(tokens.clone(), **{cache: states})
         leaves = states.detach_()
-        output = run(torch.randn(1, 4, like.shape[2], dtype=like.dtype, device=like.device), **{cache: states})
+        output = run(tokens.clone(), **{cache: states})
         if not leaves or None in torch.autograd.grad(output.sum(), leaves, allow_unused=True):
             raise NotImplementedError(f"{type(module).__name__} does not continue from a state")
 
@@ -171,12 +173,14 @@ def _forked(run: Any, cache: str, tokens: Tensor, layout: PackedLayout) -> Tenso
 
 
 def _rows(completions: Sequence[Span], device: torch.device) -> Iterator[list[Span]]:
-    """Completions of similar lengths: another joins while its padding costs less than a call of its own."""
+    """Completions of similar lengths: another joins while all their padding costs less than a call."""
     limit = _CALL_TOKENS.get(device.type, _GPU_CALL_TOKENS)
     rows: list[Span] = []
+    padding = 0
     for span in sorted(completions, key=lambda span: span.length, reverse=True):
-        if rows and rows[0].length - span.length > limit:
+        padding += rows[0].length - span.length if rows else 0
+        if padding > limit:
             yield rows
-            rows = []
+            rows, padding = [], 0
         rows.append(span)
     yield rows

@@ -53,7 +53,7 @@ class PackedForward(HiddenForward):
             ).last_hidden_state[0]
         if missed := self._with_state - packing.forked:
             names = ", ".join(sorted({type(module).__name__ for module in missed}))
-            raise NotImplementedError(f"{names} is not given the packed sequence's layout")
+            raise NotImplementedError(f"{names} cannot be computed in a packed sequence")
         return hidden.index_select(0, torch.tensor(layout.predictors(), device=hidden.device))
 
     def _positions(self, layout: PackedLayout, groups: Sequence[TokenGroup]) -> np.ndarray:

@@ -62,6 +62,12 @@ RECURRENT: dict[str, Any] = {
     "state_size": 4,
     "initializer_range": 0.3,
 }
+
+
+def common(**changes: Any) -> dict[str, Any]:
+    return {**COMMON, **changes}
+
+
 # Gated delta rules, Mamba 2 and latent attention.
 DELTA: dict[str, Any] = {
     "linear_num_value_heads": 4,
@@ -83,6 +89,12 @@ LATENT: dict[str, Any] = {
     "topk_group": 1,
     "moe_intermediate_size": 16,
 }
+LLAMA4: dict[str, Any] = {
+    **common(num_hidden_layers=4),
+    "attention_chunk_size": 4,
+    "intermediate_size_mlp": 48,
+    "num_local_experts": 4,
+}
 GPT2: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "n_embd": 32,
@@ -93,10 +105,6 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
-
-def common(**changes: Any) -> dict[str, Any]:
-    return {**COMMON, **changes}
 
 
 config_of: Any = AutoConfig.for_model
@@ -138,16 +146,9 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         config_of("gpt_oss", **COMMON, sliding_window=4, num_local_experts=4, num_experts_per_tok=2),
         "packed",
     ),
-    "llama4": (
-        config_of(
-            "llama4_text",
-            **common(num_hidden_layers=4),
-            attention_chunk_size=4,
-            intermediate_size_mlp=48,
-            num_local_experts=4,
-        ),
-        "packed",
-    ),
+    "llama4": (config_of("llama4_text", **LLAMA4, attn_temperature_tuning=False), "packed"),
+    "llama4-tuned": (config_of("llama4_text", **LLAMA4), "padded"),  # counts places in the sequence, not in the row
+    "minimax": (config_of("minimax", **COMMON, layer_types=["linear_attention", "full_attention"]), "padded"),
     "deepseek-v3": (config_of("deepseek_v3", **common(num_key_value_heads=4), **LATENT), "packed"),
     "cohere2": (config_of("cohere2", **common(num_hidden_layers=4), sliding_window=4), "packed"),
     "qwen3.5": (

@@ -360,7 +360,7 @@ def test_a_vision_tower_is_quantised_too(family: str, tmp_path: Path) -> None:
     model = load(str(tmp_path))
     layers = quantised_layers(model)
     assert any(name.startswith(tuple(vision_tower(model))) for name in layers)
-    assert choose_forward(model).name == ("padded" if family == "gemma3" else "packed")  # compared with a plain one
+    assert choose_forward(model).name == "packed"  # compared with a plain one
     planned = Shape.of(load_outline(str(tmp_path), revision=None), in_4bit=True).quantised
     assert planned == sum(layer.in_features * layer.out_features for layer in layers.values())
 
