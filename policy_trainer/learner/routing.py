@@ -19,6 +19,7 @@ from policy_trainer.algorithms.objective.aggregation import Totals
 from policy_trainer.algorithms.objective.group import Group
 from shared.errors import UserError
 from shared.logprobs import LogprobForward, PackedForward
+from shared.logprobs.forward import body_of
 
 # One call of the model: (tokens, experts) logits of each layer, and the mask of padded rows.
 _Call = tuple[Sequence[Tensor], Tensor]
@@ -43,8 +44,8 @@ class Routing:
         self._top_k: int = config.num_experts_per_tok
         self._packed = isinstance(forward, PackedForward)
         self._calls: list[_Call] = []
-        model.base_model.register_forward_pre_hook(_ask, with_kwargs=True)
-        model.base_model.register_forward_hook(self._keep, with_kwargs=True)
+        body_of(model).register_forward_pre_hook(_ask, with_kwargs=True)
+        body_of(model).register_forward_hook(self._keep, with_kwargs=True)
 
     def loss(self, groups: Sequence[Group], total: Totals) -> Float[Tensor, ""]:
         """With a gradient: what these groups, those of the latest forward, contribute to the update's loss."""

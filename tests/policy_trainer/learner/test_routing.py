@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from policy_trainer.config import LossConfig, OptimizerConfig
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
@@ -37,7 +45,22 @@ def qwen3_moe() -> PreTrainedModel:
     )
 
 
-MODELS = pytest.mark.parametrize("make", [mixtral, qwen3_moe])
+def gpt_oss() -> PreTrainedModel:
+    """With windows that rows exceed."""
+    config = AutoConfig.for_model("gpt_oss", **SHAPE, intermediate_size=12, num_local_experts=4, sliding_window=4)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def qwen3_next() -> PreTrainedModel:
+    """With layers that keep a state."""
+    sizes = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
+    sizes |= {f"linear_{name}": 8 for name in ("key_head_dim", "value_head_dim")}
+    experts = {"moe_intermediate_size": 12, "shared_expert_intermediate_size": 12, "num_experts": 4}
+    config = AutoConfig.for_model("qwen3_next", **SHAPE, **sizes, **experts, full_attention_interval=2)
+    return AutoModelForCausalLM.from_config(config)
+
+
+MODELS = pytest.mark.parametrize("make", [mixtral, qwen3_moe, gpt_oss, qwen3_next])
 
 
 def seeded(make: Callable[[], PreTrainedModel]) -> PreTrainedModel:
