@@ -32,7 +32,7 @@ from shared.models import copy_state, load_model, save_model
 from tests.policy_trainer.learner.ranks import job
 from tests.policy_trainer.learner.steps import assert_near
 from tests.policy_trainer.learner.test_vision import batches as vision_batches
-from tests.policy_trainer.rollout.sampling.architectures import texts
+from tests.policy_trainer.rollout.sampling.architectures import ARCHITECTURES, texts
 from tests.policy_trainer.weights.adapters.adapters import MODELS
 from tests.rounding import rounding
 from tests.shared.logprobs.vision_families import make_vision
@@ -171,6 +171,9 @@ def test_twenty_steps_on_several_ranks_are_those_of_one_process(
         pytest.param("qwen3", 3, {}, marks=pytest.mark.long),
         pytest.param("llama", 3, LORA, marks=pytest.mark.long),
         ("qwen3", 2, LORA),
+        ("gemma3", 2, {}),
+        ("qwen3.5", 2, {"gradient_checkpointing": True}),
+        ("lfm2", 2, LORA),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -178,7 +181,7 @@ def test_other_architectures_go_the_same_way(
     place: Path, steps: Any, tokenizer: Any, family: str, ranks: int, settings: dict[str, Any]
 ) -> None:
     torch.manual_seed(0)
-    model = MODELS[family]()
+    model = {**ARCHITECTURES, **MODELS}[family]()
     config = configured(place, model, tokenizer, **settings)
     launch(ranks, place, config)
     learner, _ = in_one_process(model, config, steps)
