@@ -40,6 +40,11 @@ from shared.logprobs import choose_forward
 from shared.models import load_model, load_outline, load_tokenizer
 from shared.spelling import spell_setting
 
+REPEATED_PROMPTS = (
+    "each prompt is computed once for each of its completions, as layers of this model do not take packed sequences "
+    "(docs/models.md): log-probs of long prompts take up to four times as long"
+)
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -140,6 +145,8 @@ def load_policy(
         )
         close = stack.pop_all().close
     display.note(f"checked: log-probs, computed in the {loaded.form} form, equal those of a plain forward")
+    if not loaded.form.startswith("packed"):
+        display.note(REPEATED_PROMPTS)
     if learner.model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
         display.note(PURE_BFLOAT16)
     if config.optimizer.offload == "cpu" and choose_device(config.device).type == "cpu":
