@@ -49,7 +49,6 @@ _SIZES: dict[str, Any] = {
     "index_topk": 64,  # more than a row has tokens
     "image_size": 32,
     "patch_size": 8,
-    "initializer_range": 0.3,  # far from uniform, so that errors are large
 }
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # Multi-head latent attention has as many key heads as query heads.
@@ -126,7 +125,7 @@ def _shrunk(config: PreTrainedConfig, besides: dict[str, Any]) -> PreTrainedConf
     """A configuration of the same class with tiny sizes and the further values given for it and its parts."""
     known = config.to_dict()
     names = {config.attribute_map.get(name, name): size for name, size in _SIZES.items()}
-    changes = {name: size for name, size in names.items() if isinstance(known.get(name), int | float)}
+    changes = {name: size for name, size in names.items() if isinstance(known.get(name), int)}
     changes |= {name: token for name, token in _TOKENS.items() if name in known}
     changes |= {name: True for name in ("is_decoder",) if name in known}
     for name in ("layer_types", "mlp_layer_types", "layers_block_type"):

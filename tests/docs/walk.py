@@ -34,7 +34,7 @@ ELSEWHERE: Mapping[str, str] = {
     rf"{PLACEHOLDER}|\bID\b|\$ID|--model M\b": "the reader's own values",
     r"ref-server queue (export|import)": "tests/ref_server/cli, with stores that hold something",
     r"curl -s -K -": "tests/integration/test_workers.py, while the run's server is there",
-    r"tests\.bench\.|tests\.chaos": "a benchmark",
+    r"-m benchmarks\b|tests\.chaos": "a benchmark",
 }
 # Settings of `train` that make a run one of seconds; what the page says of them is left out.
 _TRAIN = {
@@ -102,7 +102,7 @@ AFTER_A_RUN = {
     "tutorial.md": ["demo"],
 }
 # Pages that assume a running server.
-BEFORE_A_SERVER = {"samples.md", "operations.md"}
+BEFORE_A_SERVER = {"samples.md", "operations.md", "backup.md"}
 _FILE = re.compile(r"^# (\w+\.py)\n")
 _TO_WALK = [
     page
