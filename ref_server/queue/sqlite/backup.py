@@ -21,7 +21,7 @@ PAGES = 1024
 def back_up(path: Path, target: Path, progress: Callable[[int, int], object]) -> None:
     """Copies the queue at `path` to the file `target`, which appears complete or not at all.
 
-    Its directory is made if need be, an older backup of this name is replaced. Only the owner may read the file: it holds the tokens of leases. One read
+    An older backup of this name is replaced. Only the owner may read the file: it holds the tokens of leases. One read
     transaction lasts for the whole copy, so the write-ahead log grows by what a server writes meanwhile.
 
     progress: takes the pages that were copied, and how many there are. Raises StorageBroken, StorageFull, OSError.
@@ -30,7 +30,6 @@ def back_up(path: Path, target: Path, progress: Callable[[int, int], object]) ->
     if not path.exists():
         raise StorageBroken(f"there is no queue at {path}; name its directory with --data-dir")
     _refuse_target(path, target)
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with closing(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)) as source:
             source.set_busy_timeout(5000)
