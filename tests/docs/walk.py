@@ -31,7 +31,7 @@ ELSEWHERE: Mapping[str, str] = {
     r"\.example\b|://gpu1": "the reader's own machines",
     r"--task (gsm8k|math)\b(?!.*--data\.path)|--preset simple-grpo": "downloads a dataset",
     r"--device-map": "needs several GPUs",
-    rf"{PLACEHOLDER}|\bID\b|\$ID|--model M\b": "the reader's own values",
+    rf"{PLACEHOLDER}|\bID\b|\$ID|\$DATABASE|--model M\b": "the reader's own values",
     r"ref-server queue (export|import)": "tests/ref_server/cli, with stores that hold something",
     r"curl -s -K -": "tests/integration/test_workers.py, while the run's server is there",
     r"-m benchmarks\b|tests\.chaos": "a benchmark",
