@@ -25,10 +25,10 @@ MODELS = {
 
 def load(name: str, directory: Path, dtype: torch.dtype) -> PreTrainedModel:
     parameters, packages = MODELS[name]
-    found = [importlib.util.find_spec(package) for package in ("gguf", *packages)]
-    if None in found:
+    specs = [importlib.util.find_spec(package) for package in ("gguf", *packages)]
+    if None in specs:
         pytest.skip(f"the packages gguf and {', '.join(packages)} are not installed")
-    roots = [Path(spec.submodule_search_locations[0]) for spec in found[1:] if spec and spec.submodule_search_locations]
+    roots = [Path(spec.submodule_search_locations[0]) for spec in specs[1:] if spec and spec.submodule_search_locations]
     parts = sorted(path for root in roots for path in root.rglob("*.gguf*"))
     with (directory / "model.gguf").open("wb") as file:
         for part in parts:
