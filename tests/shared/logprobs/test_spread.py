@@ -16,7 +16,7 @@ from shared.logprobs.choice import _test_groups
 from tests.rounding import rounding
 from tests.shared.logprobs.two_devices import spread, two_devices
 
-groups = _test_groups(260, None), [1.0, 0.7]
+groups = _test_groups(260, None, False), [1.0, 0.7]
 with torch.no_grad():
     expected = choose_forward(make_model(0).eval())(*groups)
 with torch.no_grad(), two_devices():
