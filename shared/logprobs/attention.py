@@ -32,9 +32,9 @@ _packed: ContextVar[PackedLayout | None] = ContextVar("packed", default=None)
 class Bounds:
     """Which of the tokens before it a token attends to, in layers where that is not all of them.
 
-    size: in tokens; a token attends to none that is `size` or more tokens before it. visible: whether
-    tokens at some places of a row attend to tokens at others, int64 tensors that are broadcast. images: whether tokens
-    of one image attend to those of them that come later, too, within the bounds.
+    size: in tokens; a token attends to none that is `size` or more tokens before it. visible: whether tokens at some
+    places of a row attend to tokens at others, int64 tensors that are broadcast. images: whether the tokens of an image
+    attend to each other in both directions, within the bounds.
     """
 
     size: int
@@ -69,7 +69,7 @@ class SpanAttention(Protocol):
     """Attention of one kind over the spans of one packed layout, built once per forward."""
 
     def __init__(
-        self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device, kind: AttentionKind = ...
+        self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device, kind: AttentionKind
     ) -> None: ...
 
     def __call__(
@@ -205,11 +205,8 @@ def attention_name(config: PretrainedConfig) -> str:
 
 def refuse_extras(options: dict[str, Any]) -> None:
     """Raises NotImplementedError for attention options of some models that plain attention would ignore."""
-    unknown = [
-        name
-        for name in ("softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices")
-        if options.get(name) is not None
-    ]
+    names = "softcap", "s_aux", "sinks", "position_bias", "indices", "block_indices"
+    unknown = [name for name in names if options.get(name) is not None]
     if unknown:
         raise NotImplementedError(f"plain attention has no {', '.join(unknown)}")
 

@@ -145,16 +145,15 @@ def self_test_difference(
 def _shortened(model: PreTrainedModel) -> Generator[None]:
     """Makes windows and chunks so short that the self-test's rows are longer, as those of real prompts may be."""
     config = model.config.get_text_config()
-    sizes: list[tuple[Any, str, int]] = [(config, name, _SHORT_WINDOW) for name in _BOUNDS]
-    sizes += [(module, "chunk_size", _SHORT_CHUNK) for module in modules_with_state(model)]
-    before = [(owner, name, size) for owner, name, _ in sizes if (size := getattr(owner, name, None))]
+    limits: list[tuple[Any, str, int]] = [(config, name, _SHORT_WINDOW) for name in _BOUNDS]
+    limits += [(module, "chunk_size", _SHORT_CHUNK) for module in modules_with_state(model)]
+    sizes = [(owner, name, size, most) for owner, name, most in limits if (size := getattr(owner, name, None))]
     try:
-        for owner, name, size in sizes:
-            if (present := getattr(owner, name, None)) is not None:
-                setattr(owner, name, min(present, size))
+        for owner, name, size, most in sizes:
+            setattr(owner, name, min(size, most))
         yield
     finally:
-        for owner, name, size in before:
+        for owner, name, size, _ in sizes:
             setattr(owner, name, size)
 
 

@@ -2,8 +2,8 @@
 copy of its prompt's state.
 
 The model's modules compute everything: they are called with the prompts, then with the completions and transformers'
-own interface of a cache, which holds the prompts' states. Gradients of all copies reach the prompt. Not for
-modules whose scan takes no state, as those of Mamba 1 in transformers.
+own interface of a cache, which holds the prompts' states. Gradients of all copies reach the prompt. Modules whose scan
+takes no state, such as transformers' Mamba 1, are refused.
 """
 
 import inspect
@@ -77,9 +77,6 @@ class States:
         self._recurrent[state_idx] = recurrent_states
         return recurrent_states
 
-    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        return bool(self._conv or self._recurrent)
-
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
 
@@ -115,11 +112,15 @@ def _cache_name(module: nn.Module) -> str | None:
 _known: set[tuple[type[nn.Module], str]] = set()
 
 
-def _forward(module: nn.Module, plain_forward: Any, cache: str, hidden_states: Tensor, **options: Any) -> Tensor:
+def _forward(
+    module: nn.Module, plain_forward: Any, cache: str, hidden_states: Tensor, *args: Any, **options: Any
+) -> Tensor:
     """What the module's forward does; in a packed forward the output for (1, N, h) hidden states."""
     packing: Packing | None = options.pop("packing", None)
     if packing is None:
-        return plain_forward(hidden_states, **options)
+        return plain_forward(hidden_states, *args, **options)
+    if args:
+        raise NotImplementedError(f"{type(module).__name__} gets a mask or a cache by its place")
     # Padding is at the right, where no token sees it.
     run = partial(plain_forward, **{**options, "attention_mask": None})
     kind = type(module), hidden_states.device.type

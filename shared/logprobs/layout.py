@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -78,6 +79,11 @@ class PackedLayout:
                 rows = (*parts[-1].shape[:-1], span.length)
                 parts.append(np.broadcast_to(start + np.arange(span.length), rows))
         return np.concatenate(parts, axis=-1)
+
+    @cached_property
+    def places(self) -> Indexes:
+        """(N,) each token's place in its row. Positions are others where pictures have positions of their own."""
+        return self.positions()
 
     def predictors(self) -> Indexes:
         """(sum of C,) the position that predicts each completion token: the shift by one.

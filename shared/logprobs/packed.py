@@ -34,7 +34,6 @@ class PackedForward(HiddenForward):
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
         """(C, hidden size) at the positions that predict the completion tokens of all groups."""
         device = self._model.device
-
         packed = np.concatenate([part for group in groups for part in (group.prompt_ids, group.completion_ids)])
         layout = PackedLayout.of(groups, self._vision.linked(packed) if self._vision else None)
         ids = torch.tensor(packed, device=device)[None]

@@ -5,6 +5,7 @@ One call per completion would be correct too, but call overhead would dominate f
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
@@ -44,18 +45,11 @@ class _Block:
 class StackedAttention:
     """A `SpanAttention` for any dtype, device and kind."""
 
-    def __init__(
-        self,
-        layout: PackedLayout,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        kind: AttentionKind = AttentionKind(),  # noqa: B008 -- frozen
-    ) -> None:
+    def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device, kind: AttentionKind) -> None:
         if kind.sinks and kind.softcap is not None:
             raise NotImplementedError("packed attention has not both sinks and a cap on scores")
         stacks = list(_stacked(_blocks(layout, kind)))
-        tokens = _Tokens.of(layout, device)
+        tokens = _Tokens(layout, device)
         self._stacks = [_Stack(stack, tokens, dtype, device, kind) for stack in stacks]
         # The index of each token in the concatenated outputs of all stacks.
         order = np.argsort(np.concatenate([block.queries for stack in stacks for block in stack]))
@@ -122,7 +116,7 @@ class _Stack:
         self._mask = None if self._causal else _mask(self._queries, self._keys, tokens, dtype, kind.bounds)
         self._keys.clamp_(min=0)
         if kind.sinks:
-            self._keys = F.pad(self._keys, (0, 1), value=len(tokens.places))
+            self._keys = F.pad(self._keys, (0, 1), value=tokens.count)
             self._mask = F.pad(self._mask, (0, 1))  # type: ignore[arg-type]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, dropout: float) -> Tensor:
@@ -174,24 +168,38 @@ def _capped_attention(
     return (weights.view(rows, keys, -1, scores.shape[3]) @ value).view(rows, heads, width, -1)
 
 
-@dataclass(frozen=True, eq=False)
 class _Tokens:
-    """Of each token of a layout, (N,): the number of its span, that of the span's prompt, its place in its row, and
-    the number of its image or -1."""
+    """What a mask depends on, for each token of a layout: int64 (N,), on the device once a mask asks for it."""
 
-    spans: Tensor
-    prompts: Tensor
-    places: Tensor
-    images: Tensor
+    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
+        self.count = layout.tokens
+        self._layout, self._device = layout, device
+        self._lengths = [span.length for span in layout.spans]
 
-    @classmethod
-    def of(cls, layout: PackedLayout, device: torch.device) -> "_Tokens":
-        spans, lengths = layout.spans, [span.length for span in layout.spans]
-        numbers = np.arange(len(spans))
-        prompts = np.maximum.accumulate(np.where([span.prompt is None for span in spans], numbers, 0))
-        images = np.full(layout.tokens, -1) if layout.images is None else layout.images
-        arrays = np.repeat(numbers, lengths), np.repeat(prompts, lengths), layout.positions(), images
-        return cls(*(torch.tensor(array, device=device) for array in arrays))
+    @cached_property
+    def spans(self) -> Tensor:
+        """The number of the token's span."""
+        return self._tensor(np.repeat(np.arange(len(self._lengths)), self._lengths))
+
+    @cached_property
+    def prompts(self) -> Tensor:
+        """The number of its prompt's span."""
+        begins = [number if span.prompt is None else 0 for number, span in enumerate(self._layout.spans)]
+        return self._tensor(np.repeat(np.maximum.accumulate(begins), self._lengths))
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Its place in its row."""
+        return self._tensor(self._layout.places)
+
+    @cached_property
+    def images(self) -> Tensor:
+        """The number of its image, or -1."""
+        assert self._layout.images is not None
+        return self._tensor(self._layout.images)
+
+    def _tensor(self, values: Indexes) -> Tensor:
+        return torch.tensor(values, device=self._device)
 
 
 def _mask(queries: Tensor, keys: Tensor, tokens: _Tokens, dtype: torch.dtype, bounds: Bounds | None) -> Tensor:
@@ -213,7 +221,7 @@ def _mask(queries: Tensor, keys: Tensor, tokens: _Tokens, dtype: torch.dtype, bo
 
 
 def _blocks(layout: PackedLayout, kind: AttentionKind) -> Iterator[_Block]:
-    places = layout.positions()
+    places = layout.places
     # A token reaches this many tokens back, itself among them.
     reach = min(kind.bounds.size, layout.tokens) if kind.bounds else layout.tokens
     most = max(_LEAST_QUERIES, min(_BLOCK_QUERIES, reach))

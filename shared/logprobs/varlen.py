@@ -22,14 +22,7 @@ def has_kernel(dtype: torch.dtype, device: torch.device) -> bool:
 class VarlenAttention:
     """A `SpanAttention` for float16 and bfloat16 on CUDA, with sliding windows."""
 
-    def __init__(
-        self,
-        layout: PackedLayout,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        kind: AttentionKind = AttentionKind(),  # noqa: B008 -- frozen
-    ) -> None:
+    def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device, kind: AttentionKind) -> None:
         if not has_kernel(dtype, device):
             raise NotImplementedError(
                 f"varlen attention is for half precision on CUDA from PyTorch 2.11, "

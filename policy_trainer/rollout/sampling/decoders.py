@@ -134,12 +134,21 @@ class AttentionDecoder(ABC):
     """
 
     def __init__(
-        self, model: PreTrainedModel, layers: Sequence[Any], cache_name: str, positions: Tensor, width: int
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[Any],
+        cache_name: str,
+        positions: Tensor,
+        starts: Tensor,
+        width: int,
     ) -> None:
         """layers: of the rows' cache, see `make_row_layer`. cache_name: see PrefilledPrompts. positions: int64 (B, 1),
-        of each row's last token. width: the number of columns so far."""
+        of each row's last token. starts: int64 (n,), the column of the first token of each row, or of each prompt that
+        rows share. width: the number of columns so far."""
         self._model = model
         self._positions = positions
+        self._starts = starts
+        self._padding = padding_bias(starts, width, model.dtype)
         self._cache, self._cache_name = Cache(layers=[*layers]), cache_name
         self._width = width
         self.attention = ATTENTION
@@ -174,10 +183,8 @@ class AttentionDecoder(ABC):
     def reach(self, bounds: Bounds) -> _Reach:
         """What the next tokens attend to within these bounds."""
         self._bounded = True
-        return _Reach(bounds.size, None if bounds.slides else self._bias(bounds))
-
-    @abstractmethod
-    def _bias(self, bounds: Bounds) -> Tensor: ...
+        bias = None if bounds.slides else _bounds_bias(bounds, self._starts, self._width, self._model.dtype)
+        return _Reach(bounds.size, bias)
 
     @abstractmethod
     def attend(
@@ -260,20 +267,6 @@ class RepeatedCacheDecoder:
 class CopiedPromptDecoder(AttentionDecoder):
     """Each row has a copy of its prompt's keys and values: fastest for short prompts. Rows may join at any time."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        layers: Sequence[Any],
-        cache_name: str,
-        positions: Tensor,
-        starts: Tensor,
-        width: int,
-    ) -> None:
-        """starts: int64 (B,), the column of each row's first token."""
-        super().__init__(model, layers, cache_name, positions, width)
-        self._starts = starts
-        self._padding = padding_bias(starts, width, model.dtype)
-
     def join(self, prompts: PrefilledPrompts, groups: Tensor) -> None:
         """Adds a row after each of the prompts in `groups`, int64 (R,). The longest of all rows begins at column 0."""
         width = max(self._width - int(self._starts.min()), prompts.mask.shape[1])
@@ -291,9 +284,6 @@ class CopiedPromptDecoder(AttentionDecoder):
         self._starts = self._starts[rows]
         if self._padding is not None:
             self._padding = self._padding[rows]
-
-    def _bias(self, bounds: Bounds) -> Tensor:
-        return _bounds_bias(bounds, self._starts, self._width, self._model.dtype)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, reach: _Reach | None, scoring: _Scoring
@@ -343,9 +333,8 @@ class SharedPromptDecoder(AttentionDecoder):
         }
         layers = [make_row_layer(layer, groups, shared=self._prompt_width) for layer in prompts.cache.layers]
         self._rows: dict[int, GrowableLayer] = {number: layers[number] for number in self._prompts}
-        super().__init__(model, layers, prompts.cache_name, prompts.positions[groups], self._prompt_width)
-        self._starts = prompts.starts
-        self._padding = padding_bias(self._starts, self._prompt_width, model.dtype)
+        positions = prompts.positions[groups]
+        super().__init__(model, layers, prompts.cache_name, positions, prompts.starts, self._prompt_width)
         self._layouts = self._make_layouts()
 
     def copied(self) -> CopiedPromptDecoder:
@@ -372,9 +361,6 @@ class SharedPromptDecoder(AttentionDecoder):
         return {
             heads: GroupLayout(self._groups, heads) for heads in {keys.shape[1] for keys, _ in self._prompts.values()}
         }
-
-    def _bias(self, bounds: Bounds) -> Tensor:
-        return _bounds_bias(bounds, self._starts, self._width, self._model.dtype)
 
     def _owner(self, layer: int, key: Tensor) -> int:
         """The layer whose keys these are: some models, such as Gemma 4, use those of an earlier layer again."""

@@ -228,7 +228,7 @@ def test_varlen_on_a_device(heads: tuple[int, int]) -> None:
     """Its error, and that of its gradients, is that of the 8 bits of bfloat16."""
     layout, device = layout_of([(40, [50, 1, 30]), (1, [2]), (70, [60, 60])]), torch.device("cuda")
     inputs = [states(layout.spans[-1].end, h, seed) for seed, h in enumerate((heads[0], *heads[1:] * 2))]
-    attention = VarlenAttention(layout, dtype=torch.bfloat16, device=device)
+    attention = VarlenAttention(layout, dtype=torch.bfloat16, device=device, kind=PLAIN)
     theirs = [each.to(device, torch.bfloat16).requires_grad_() for each in inputs]
     query, key, value = theirs
     exact = [each.detach().cpu().double().requires_grad_() for each in theirs]

@@ -23,6 +23,7 @@ from shared.logprobs import (
 )
 from shared.logprobs.attention import PACKED_ATTENTION, Packing, packed_masks
 from shared.logprobs.choice import self_test_tolerance
+from shared.logprobs.forked import modules_with_state
 from shared.logprobs.head import target_logps
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
@@ -140,3 +141,11 @@ def test_weights_that_are_not_finite_are_named() -> None:
     model.model.layers[0].mlp.up_proj.weight.data[0, 0] = math.nan
     with pytest.raises(UserError, match=r"^model: model\.layers\.0\.mlp\.up_proj\.weight has NaN or infinite values"):
         choose_forward(model)
+
+
+def test_modules_with_a_state_take_a_cache_by_its_place_as_before() -> None:
+    model = make("mamba2")
+    (module, *_), hidden = modules_with_state(model), torch.randn(1, 5, 32)
+    before = module(hidden, None, None)
+    PackedForward(model)
+    assert torch.equal(module(hidden, None, None), before)
