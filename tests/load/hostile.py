@@ -61,6 +61,7 @@ def _measure(name: str, attack: Attack, seconds: float, directory: Path) -> bool
             figures = _figures([before, _load(port, seconds * _ALONE_SHARE, None)], together)
         except RuntimeError as error:  # the server hangs, and with it those who wait for it
             return show(name, [Figure("honest clients", str(error), "are answered", False)])
+        server.terminate()
     memory = [
         Figure("memory before / at most / after a rest, MiB", f"{quiet:.0f} / {max(resident):.0f} / {after:.0f}",
                f"most < {MEMORY_MIB}", max(resident) < MEMORY_MIB),
