@@ -33,6 +33,7 @@ from transformers.utils.hub import cached_file
 
 from shared.devices import choose_device
 from shared.errors import UserError
+from shared.logprobs import takes_images
 from shared.process import keep_freed_memory
 from shared.settings import Dtype
 
@@ -82,10 +83,14 @@ def _read(name: str, **options: Any) -> PreTrainedModel:
 
 
 def _auto_class(config: Any) -> Any:
-    """The class that builds a model of this configuration: most vision-language models are not among the causal LMs."""
+    """The class that builds a model of this configuration.
+
+    Most vision-language models are not among the causal LMs. Some are, but without their vision tower, which they keep
+    where this project knows how they take images.
+    """
     mapping = AutoModelForCausalLM._model_mapping  # pyright: ignore[reportPrivateUsage] -- it has no public name
-    known = type(config) in mapping or not hasattr(config, "vision_config")
-    return AutoModelForCausalLM if known else AutoModelForImageTextToText
+    causal = type(config) in mapping or not hasattr(config, "vision_config")
+    return AutoModelForImageTextToText if takes_images(config) or not causal else AutoModelForCausalLM
 
 
 def _read_config(name: str, revision: str | None) -> Any:

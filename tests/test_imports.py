@@ -29,7 +29,7 @@ ONLY_IN = {
 ROOMS = {
     "shared": (
         "errors", "spelling", "atomic_files", "process", "logs", "commands", "settings", "batch", "tensor_file",
-        "pictures", "api", "wire", "devices", "models", "logprobs", "client",
+        "pictures", "api", "wire", "devices", "logprobs", "models", "client",
     ),
     "ref_server": (
         "background", "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "dashboard",

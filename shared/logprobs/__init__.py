@@ -19,4 +19,4 @@ from shared.logprobs.choice import choose_forward, self_test_difference
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.packed import PackedForward
 from shared.logprobs.padded import PaddedForward, PlainForward
-from shared.logprobs.vision import Vision, language_model, placeholders_of, vision_of
+from shared.logprobs.vision import Vision, language_model, placeholders_of, takes_images, vision_of

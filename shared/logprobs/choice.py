@@ -20,7 +20,6 @@ from shared.logprobs.packed import PackedForward, VarlenForward
 from shared.logprobs.padded import PaddedForward, PlainForward, refuse_lasting_frequencies, rope_depends_on_length
 from shared.logprobs.varlen import has_kernel
 from shared.logprobs.vision import Vision, vision_of
-from shared.models import embedding_rows
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +124,8 @@ def self_test_difference(
     """
     vision = vision_of(model)
     # Some models embed more ids than they predict.
-    vocabulary = min(embedding_rows(model), model.config.get_text_config().vocab_size)
+    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[index]
+    vocabulary = min(rows, model.config.get_text_config().vocab_size)
     groups = _test_groups(vocabulary, vision, any(modules_with_state(model)))
     temperatures = [(1.0, 0.7, 1.3)[number % 3] for number in range(len(groups))]
     training = model.training

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from shared.batch import Array, BatchError, TokenGroup
 
@@ -117,7 +117,7 @@ class Vision(ABC):
 
 
 class GridVision(Vision):
-    """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, as patches, with M-RoPE.
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: images of any size, as patches, with M-RoPE.
 
     pixel_values: float32 (patches, channels * temporal * patch * patch). image_grid_thw: int64 (images, 3), each
     image's patches over time, height and width.
@@ -128,6 +128,8 @@ class GridVision(Vision):
         "qwen2_5_vl": "Qwen2.5-VL",
         "qwen3_vl": "Qwen3-VL",
         "qwen3_vl_moe": "Qwen3-VL",
+        "qwen3_5": "Qwen3.5",
+        "qwen3_5_moe": "Qwen3.5",
     }
     names = (_PIXELS, "image_grid_thw")
 
@@ -285,10 +287,14 @@ _FAMILIES: dict[str, type[Vision]] = {
 FAMILIES = f"{', '.join(_earlier)} and {_last}"
 
 
+def takes_images(config: PreTrainedConfig) -> bool:
+    """Whether a model of this configuration is of a family that is supported with images."""
+    return config.model_type in _FAMILIES
+
+
 def vision_of(model: PreTrainedModel) -> Vision | None:
     """How this model takes images; None if it takes none, or is of a family that is not supported."""
-    family = _FAMILIES.get(model.config.model_type)
-    return None if family is None else family(model)
+    return _FAMILIES[model.config.model_type](model) if takes_images(model.config) else None
 
 
 def placeholders_of(model: PreTrainedModel) -> tuple[int, ...]:

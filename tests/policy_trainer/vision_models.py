@@ -64,12 +64,12 @@ def _qwen_processor(patch: int) -> Callable[[], Any]:
     return make
 
 
-def _qwen(model_type: str, vision: dict[str, Any], rope: dict[str, Any], patch: int) -> Family:
+def _qwen(model_type: str, vision: dict[str, Any], rope: dict[str, Any], patch: int, **text: Any) -> Family:
     ids = {f"{kind}_token_id": VOCABULARY[f"<|{kind}_pad|>"] for kind in ("image", "video")}
     marks = {f"vision_{kind}_token_id": VOCABULARY[f"<|vision_{kind}|>"] for kind in ("start", "end")}
     return Family(
         model_type,
-        {"text_config": _text(rope_parameters=rope), "vision_config": vision, **ids, **marks},
+        {"text_config": _text(rope_parameters=rope, **text), "vision_config": vision, **ids, **marks},
         _qwen_processor(patch),
         {},
         "<|vision_start|><|image_pad|><|vision_end|>",
@@ -128,6 +128,18 @@ FAMILIES = {
         },
         {**_MROPE, "mrope_interleaved": True},
         16,
+    ),
+    "qwen3_5": _qwen(
+        "qwen3_5",
+        {
+            "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32,
+            "patch_size": 16, "num_position_embeddings": 16,
+        },
+        {**_MROPE, "mrope_interleaved": True},
+        16,
+        layer_types=["linear_attention", "full_attention"],
+        **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
     ),
     "gemma3": Family(
         "gemma3",

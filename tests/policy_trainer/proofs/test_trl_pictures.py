@@ -32,7 +32,14 @@ BETA, CLIP, MAX_TOKENS = 0.1, 0.05, 8
 @pytest.mark.parametrize("frozen", [False, True], ids=["whole", "frozen tower"])
 @pytest.mark.parametrize(
     ("name", "loss_type"),
-    [("qwen2_vl", "grpo"), ("qwen2_vl", "dapo"), ("qwen2_vl", "dr_grpo"), ("qwen2_5_vl", "grpo"), ("qwen3_vl", "grpo")],
+    [
+        ("qwen2_vl", "grpo"),
+        ("qwen2_vl", "dapo"),
+        ("qwen2_vl", "dr_grpo"),
+        ("qwen2_5_vl", "grpo"),
+        ("qwen3_vl", "grpo"),
+        ("qwen3_5", "grpo"),
+    ],
 )
 def test_a_step_is_the_same(name: str, loss_type: str, frozen: bool) -> None:
     """Two prompts with two pictures each, and one without, in one batch."""

@@ -32,6 +32,7 @@ from tests.shared.logprobs.vision_families import (
 )
 
 PACKED = [name for name, form in VISION_FAMILIES.items() if form == "packed"]
+IN_DOUBLE = [name for name in PACKED if name != "qwen3_5"]  # transformers' delta rule computes in float32
 TEMPERATURES = [1.0, 0.75, 1.25]
 
 
@@ -62,7 +63,7 @@ def test_equals_the_oracle(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", [PackedForward, PaddedForward, PlainForward])
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("name", IN_DOUBLE)
 def test_every_form_in_double(name: str, form: type[PackedForward | PaddedForward | PlainForward]) -> None:
     model = make_vision(name, torch.float64)
     groups = groups_of(model)
@@ -256,5 +257,5 @@ def test_placeholders_of_videos() -> None:
 
 
 def test_messages_name_every_family_once() -> None:
-    assert FAMILIES == "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, LLaVA-NeXT and SmolVLM2"
+    assert FAMILIES == "Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, Gemma 3, LLaVA-NeXT and SmolVLM2"
     assert all(name in FAMILIES for kind in Vision.__subclasses__() for name in kind.families.values())

@@ -56,6 +56,21 @@ _CONFIGS: dict[str, dict[str, Any]] = {
             "num_position_embeddings": 64,
         },
     },
+    "qwen3_5": {
+        **_QWEN,
+        "text_config": {
+            **_MROPE,
+            **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), 2),
+            **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        "vision_config": {
+            **_GRID,
+            "out_hidden_size": 32,
+            "intermediate_size": 48,
+            "num_position_embeddings": 64,
+        },
+    },
     "gemma3": {
         "text_config": {**COMMON, "sliding_window": 16},
         "vision_config": _TOWER,
@@ -136,5 +151,7 @@ def _arguments(model: PreTrainedModel, group: TokenGroup, row: Tensor) -> dict[s
     if kind == "smolvlm":
         tensors = {name: tensor[None] for name, tensor in tensors.items()}
     marks = (row == IMAGE).long()
-    types = {"gemma3": "token_type_ids"} | dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "mm_token_type_ids")
+    types = {"gemma3": "token_type_ids"} | dict.fromkeys(
+        ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"), "mm_token_type_ids"
+    )
     return {**tensors, types[kind]: marks} if kind in types else tensors
