@@ -24,8 +24,7 @@ if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
 COLUMNS = 120
 # docs/memory.md has the measurement.
 UNCOUNTED = (
-    "0.4 GB of Python and PyTorch, and up to 0.5 GB of freed memory that the process keeps for its next step; a "
-    "smaller --micro-batch-tokens lowers the latter"
+    "up to 0.5 GB of freed memory that the process keeps for its next step; a smaller --micro-batch-tokens lowers it"
 )
 
 
@@ -75,8 +74,10 @@ def _plan(config: DoctorConfig, *, as_json: bool) -> int:
 
     gpu_bytes = None if config.gpu_memory_gib is None else int(config.gpu_memory_gib * 2**30)
     outline = load_outline(config.model, revision=config.revision)
-    needs = plan(config, outline, gpu_bytes, config.ranks, load_teacher_outline(config))
-    short = shortages(config, needs, gpu_bytes)
+    teacher = load_teacher_outline(config)
+    replan = partial(plan, outline=outline, gpu_bytes=gpu_bytes, ranks=config.ranks, teacher=teacher)
+    needs = replan(config)
+    short = shortages(config, needs, gpu_bytes, replan)
     if as_json:
         print(
             json.dumps({"needs": [asdict(need) for need in needs], "short": [asdict(item) for item in short]}, indent=2)
@@ -92,6 +93,10 @@ def _plan(config: DoctorConfig, *, as_json: bool) -> int:
     if not console.is_terminal:
         console.width = COLUMNS
     console.print(table)
+    console.print(
+        "counted: prompts and completions of the greatest length; without --plan doctor measures the prompts",
+        soft_wrap=True,
+    )
     if any(need.memory == MAIN_MEMORY and need.limit for need in needs):
         console.print(f"not counted, for each process on a CPU: {UNCOUNTED}", soft_wrap=True)
     for shortage in short:

@@ -80,7 +80,7 @@ def build_trainer(
     if config.rollout == "inline":
         check_engine(config, lora_rank=config.lora.rank)
     outline = check_model(config, task(), files.resumed_from, judge, display)
-    warn_of_memory(config, files.resumed_from, display, ranks=1 if world is None else world.size)
+    warn_of_memory(config, task(), files.resumed_from, judge, display, ranks=1 if world is None else world.size)
     server.start(wait, outline)  # before the policy, so that both load at the same time
     workers = choose_workers(config, server.url, files.directory, display.note, forks)
     stack.callback(workers.stop)

@@ -17,7 +17,7 @@ from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.optimizer import trained
 from policy_trainer.rollout.sampling.kv_cache import GROWTH
 from shared.logprobs import language_model, vision_of
-from shared.logprobs.head import GPU_TILE_LOGITS, KEPT_LOGITS
+from shared.logprobs.head import KEPT_LOGITS, tile_logits
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
@@ -25,6 +25,8 @@ Parts = dict[str, int]
 AT_MOST = frozenset({"activations", "cache"})
 
 FLOAT32 = 4
+# Main memory of a process before it loads a model, measured with PyTorch's build for the CPU.
+PROGRAM: Parts = {"Python and PyTorch": 400 * 10**6}
 # Bytes of a weight in 4 bits: one byte more for each 64 of them, and four for each 256 of those bytes.
 _IN_4BIT = 1 / 2 + 1 / 64 + FLOAT32 / (64 * 256)
 # float32 tensors of a tile that are alive at a time: its logits, their log-softmax and its exponential.
@@ -74,14 +76,15 @@ class Tower(Layers):
 @dataclass(frozen=True, kw_only=True)
 class Shape(Layers):
     """A model's sizes. parameters: in all, a tied weight once; trained: of those that train; largest: of the largest
-    matrix that does; layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those
-    that train in one. quantised: of those in 4 bits; dequantised: of the largest matrix of them. tower: None for a text
-    model. queries, keys: on average, where layers differ.
+    matrix that does; tied: whether that is embedding and head in one; layer: of the largest layer, 0 where transformers
+    does not mark layers; trained_layer: of those that train in one. quantised: of those in 4 bits; dequantised: of the
+    largest matrix of them. tower: None for a text model. queries, keys: on average, where layers differ.
     """
 
     parameters: int
     trained: int
     largest: int
+    tied: bool
     vocabulary: int
     layer: int
     trained_layer: int
@@ -110,6 +113,8 @@ class Shape(Layers):
         """model: may be on the meta device. in_4bit: whether its linear layers will be quantised."""
         config: Any = model.config.get_text_config()
         quantised = _linear_sizes(model) if in_4bit else []
+        largest = max(trained(model).values(), key=Tensor.numel)
+        head = model.get_output_embeddings()
         layers = layers_of(language_model(model))
         hidden = config.hidden_size
         attentions = [_attention(each, hidden) for each in _of_layers(config)]
@@ -120,7 +125,8 @@ class Shape(Layers):
         return cls(
             parameters=_count(model.parameters()),
             trained=_count(trained(model).values()),
-            largest=max(parameter.numel() for parameter in trained(model).values()),
+            largest=largest.numel(),
+            tied=head is not None and largest is head.weight is model.get_input_embeddings().weight,
             layers=config.num_hidden_layers,
             hidden=hidden,
             mlp=experts * (getattr(config, "moe_intermediate_size", None) or mlp) if experts else mlp,
@@ -163,15 +169,23 @@ def _count(parameters: Iterable[Tensor]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def training(
-    shape: Shape, width: int, optimizer: OptimizerConfig, *, tokens: int, completion_tokens: int, recompute: bool
-) -> Parts:
-    """The trainer, on its device. width: bytes of a weight. tokens, completion_tokens: of a micro-batch.
-    recompute: gradient checkpointing."""
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a forward computes. tokens: that pass the layers, with padding; completions: those with logits. device: its
+    type."""
+
+    tokens: int
+    completions: int
+    device: str
+
+
+def training(shape: Shape, width: int, optimizer: OptimizerConfig, work: Work, *, recompute: bool) -> Parts:
+    """The trainer, on its device. width: bytes of a weight. work: of a micro-batch. recompute: gradient
+    checkpointing."""
     return {
         **shape.weights(width),
         **_optimizer(shape, width, optimizer),
-        "activations": activations(shape, width, tokens, completion_tokens, recompute=recompute),
+        "activations": activations(shape, width, work, recompute=recompute),
     }
 
 
@@ -223,14 +237,17 @@ def offloaded(shape: Shape) -> Parts:
     }
 
 
-def activations(shape: Shape, width: int, tokens: int, completion_tokens: int, *, recompute: bool) -> int:
-    """What a packed forward keeps for its backward, and the largest temporary tensors. Prompts of a model that takes
-    pictures are counted as pictures."""
-    logits = _logits(shape, completion_tokens, kept=KEPT_LOGITS)
-    text = _activations(shape, width, tokens, logits, recompute=recompute)
+def activations(shape: Shape, width: int, work: Work, *, recompute: bool) -> int:
+    """What a forward keeps for its backward, and the largest temporary tensors. Prompts of a model that takes pictures
+    are counted as pictures."""
+    logits = _logits(shape, work, kept=KEPT_LOGITS)
+    # Autograd has the gradient of a tied matrix from the head until the embedding adds its own, out of place.
+    gradient = width * shape.largest
+    held, added = (gradient, 3 * gradient) if shape.tied else (0, gradient)
+    text = max(added, held + _activations(shape, width, work.tokens, logits, recompute=recompute))
     if shape.tower is None:
         return text
-    patches = _patches(shape.tower, tokens - completion_tokens)
+    patches = _patches(shape.tower, work.tokens - work.completions)
     if shape.tower.trains:
         return text + _activations(shape.tower, width, patches, 0, recompute=recompute)
     return max(text, patches * _passing(shape.tower, width))
@@ -257,20 +274,20 @@ def _rotary(shape: Layers, width: int) -> int:
     return 6 * width * shape.head
 
 
-def _logits(shape: Shape, completion_tokens: int, *, kept: int) -> int:
+def _logits(shape: Shape, work: Work, *, kept: int) -> int:
     """Those that the LM head keeps, and the tile at work."""
-    logits = completion_tokens * shape.vocabulary
-    return FLOAT32 * (min(logits, kept) + _TILES * min(logits, GPU_TILE_LOGITS))
+    logits = work.completions * shape.vocabulary
+    return FLOAT32 * (min(logits, kept) + _TILES * min(logits, tile_logits(work.device)))
 
 
-def scoring(shape: Shape, width: int, *, tokens: int, completion_tokens: int) -> Parts:
-    """The reference server: forwards that keep nothing. tokens, completion_tokens: of a forward."""
+def scoring(shape: Shape, width: int, work: Work) -> Parts:
+    """The reference server: forwards that keep nothing. work: of a forward."""
     pictures = 0
     if shape.tower is not None:
-        pictures = _patches(shape.tower, tokens - completion_tokens) * _passing(shape.tower, width)
+        pictures = _patches(shape.tower, work.tokens - work.completions) * _passing(shape.tower, width)
     return {
         "weights": width * shape.parameters,
-        "activations": max(tokens * _passing(shape, width), pictures, _logits(shape, completion_tokens, kept=0)),
+        "activations": max(work.tokens * _passing(shape, width), pictures, _logits(shape, work, kept=0)),
     }
 
 
@@ -295,4 +312,4 @@ def sampling(shape: Shape, width: int, *, tokens: int, rows: int) -> Parts:
 
 def publication(shape: Shape, width: int) -> Parts:
     """Main memory for the version that is being written or uploaded: with LoRA only the adapters."""
-    return {"weights": width * shape.trained}
+    return {"published version": width * shape.trained}

@@ -3,21 +3,26 @@
 import copy
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.config import INLINE, TrainConfig
-from policy_trainer.data.prompts import prompt_limit
+from policy_trainer.data.problem import Task, training_problems
+from policy_trainer.data.prompts import PromptEncoder, UnusablePrompt, prompt_limit
 from policy_trainer.learner.adapters import adapt
 from policy_trainer.trainer import memory
-from policy_trainer.trainer.memory import Parts, Shape
+from policy_trainer.trainer.memory import Parts, Shape, Work
 from policy_trainer.trainer.reference_servers import reference_device
 from shared.devices import choose_device
 from shared.errors import UserError
+from shared.logprobs import may_pack
+from shared.logprobs.padded import ROW_TOKENS
 from shared.models import load_outline
 from shared.spelling import spell_setting
 
@@ -67,24 +72,26 @@ def plan(
     gpu_bytes: int | None,
     ranks: int = 1,
     teacher: PreTrainedModel | None = None,
+    prompt: int | None = None,
 ) -> list[Need]:
     """outline: the model's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
-    torchrun divides the policy among. teacher: the shapes of config.teacher.
+    torchrun divides the policy among. teacher: the shapes of config.teacher. prompt: tokens of the longest prompt; None
+    for as many as a prompt may have.
 
     Raises UserError for a device that this machine lacks, if gpu_bytes is None, and for what ranks cannot do; Unplanned
     for a model whose sizes cannot be read.
     """
     device, reference = _devices(config, gpu_bytes)
-    work = _Work.of(config, outline)
+    step = _Step.of(config, outline, prompt)
     policy = copy.deepcopy(outline)
     adapt(policy, config)
     shape, trained = (_shape(model, config) for model in (outline, policy))
     width = _WIDTHS.get(config.dtype, outline.dtype.itemsize)
     trainer = _trainer if ranks == 1 else partial(_rank, ranks=ranks)
     return [
-        *trainer(config, trained, width, work, device),
-        *_reference(config, shape, teacher, width, work, reference),
-        *_worker(config, shape, width, work, device, gpu_bytes),
+        *trainer(config, trained, width, step, device),
+        *_reference(config, shape, teacher, width, step, reference),
+        *_worker(config, shape, width, step, device, gpu_bytes),
     ]
 
 
@@ -101,31 +108,53 @@ def load_teacher_outline(config: TrainConfig) -> PreTrainedModel | None:
 
 
 @dataclass(frozen=True)
-class _Work:
-    """Tokens if every prompt and completion is as long as it may be. group_completions: completion tokens of a group.
-    step: tokens of a step."""
+class _Step:
+    """The tokens of a step if every completion is as long as it may be. rows: completions of a group. packed: whether
+    they share their prompt in a forward."""
 
+    groups: int
+    rows: int
+    prompt: int
     completion: int
-    group: int
-    group_completions: int
-    step: int
+    packed: bool
 
     @classmethod
-    def of(cls, config: TrainConfig, outline: PreTrainedModel) -> "_Work":
-        completion = config.sampling.max_completion_length
-        completions = config.sampling.num_generations * completion
-        group = prompt_limit(outline, config) + completions
-        return cls(completion, group, completions, config.groups_per_step * group)
+    def of(cls, config: TrainConfig, outline: PreTrainedModel, prompt: int | None) -> "_Step":
+        longest = prompt_limit(outline, config)
+        return cls(
+            groups=config.groups_per_step,
+            rows=config.sampling.num_generations,
+            prompt=longest if prompt is None else min(prompt, longest),
+            completion=config.sampling.max_completion_length,
+            packed=may_pack(outline),
+        )
+
+    @property
+    def group(self) -> int:
+        return self.prompt + self.rows * self.completion
+
+    @property
+    def tokens(self) -> int:
+        return self.groups * self.group
 
     def micro_batches(self, budget: int, parts: int) -> int:
         """Of one of so many equal parts of a step."""
-        groups = -(-self.step // (self.group * parts))
+        groups = -(-self.tokens // (self.group * parts))
         return -(-groups // max(1, budget // self.group))
 
-    def forward(self, budget: int) -> dict[str, int]:
-        """Tokens of the largest forward: whole groups up to a budget, or one that is larger."""
-        groups = max(1, min(budget, self.step) // self.group)
-        return {"tokens": groups * self.group, "completion_tokens": groups * self.group_completions}
+    def forward(self, budget: int, device: str) -> Work:
+        """The largest forward: whole groups up to a budget of tokens, or one that is larger."""
+        groups = max(1, min(budget, self.tokens) // self.group)
+        tokens = self.group if self.packed else self.rows * (self.prompt + self.completion)
+        return Work(
+            tokens=groups * tokens, completions=groups * self.rows * self.completion, device=device.partition(":")[0]
+        )
+
+    def scoring(self, device: str) -> Work:
+        """The largest forward of the server, whose padded forwards let go of each micro-batch of rows."""
+        work = self.forward(_SCORING_TOKENS, device)
+        most = work.tokens if self.packed else max(ROW_TOKENS, self.prompt + self.completion)
+        return replace(work, tokens=min(work.tokens, most))
 
 
 def _devices(config: TrainConfig, gpu_bytes: int | None) -> tuple[str, str]:
@@ -138,22 +167,19 @@ def _devices(config: TrainConfig, gpu_bytes: int | None) -> tuple[str, str]:
     return policy, policy if config.reference.device == "auto" else config.reference.device
 
 
-def _trainer(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str) -> list[Need]:
+def _trainer(config: TrainConfig, shape: Shape, width: int, step: _Step, device: str) -> list[Need]:
     recompute, offload = config.gradient_checkpointing, config.optimizer.offload == "cpu"
     parts = memory.training(
-        shape, width, config.optimizer, **work.forward(config.micro_batch_tokens), recompute=recompute
+        shape, width, config.optimizer, step.forward(config.micro_batch_tokens, device), recompute=recompute
     )
-    limit = f"computes {_si(_flops(config, shape) * work.step)}FLOP a step"
+    limit = f"computes {_si(_flops(config, shape) * step.tokens)}FLOP a step"
     host = memory.publication(shape, width) | (memory.offloaded(shape) if offload else {})
     if offload:
         limit += f", and AdamW moves {_si(28 * shape.trained)}B of main memory"
-    return [
-        Need("trainer", _place(device), parts, limit),
-        Need("trainer", MAIN_MEMORY, {"published version": host.pop("weights"), **host}),
-    ]
+    return [_need("trainer", _place(device), parts, limit), Need("trainer", MAIN_MEMORY, host)]
 
 
-def _rank(config: TrainConfig, shape: Shape, width: int, work: _Work, device: str, *, ranks: int) -> list[Need]:
+def _rank(config: TrainConfig, shape: Shape, width: int, step: _Step, device: str, *, ranks: int) -> list[Need]:
     if config.optimizer.offload != "none":
         raise UserError("optimizer.offload: under torchrun the ranks divide the optimizer's memory", "leave it out")
     if config.lora.load_in_4bit:
@@ -163,19 +189,21 @@ def _rank(config: TrainConfig, shape: Shape, width: int, work: _Work, device: st
     if not shape.layer:
         raise UserError("model: it has no layers that ranks could divide", "train it on one device, without torchrun")
     recompute, updates = config.gradient_checkpointing, config.num_iterations * config.minibatches
-    micro_batches = work.micro_batches(config.micro_batch_tokens, ranks * config.minibatches)
+    micro_batches = step.micro_batches(config.micro_batch_tokens, ranks * config.minibatches)
     parts = {
         **memory.divided(shape, width, config.optimizer, ranks=ranks, micro_batches=micro_batches),
-        "activations": memory.activations(shape, width, **work.forward(config.micro_batch_tokens), recompute=recompute),
+        "activations": memory.activations(
+            shape, width, step.forward(config.micro_batch_tokens, device), recompute=recompute
+        ),
     }
-    flops = _flops(config, shape) * work.step / ranks
+    flops = _flops(config, shape) * step.tokens / ranks
     moved = memory.traffic(shape, width, ranks=ranks, micro_batches=micro_batches) * updates
     if _scores_itself(config):
         moved += memory.gathered(shape, width, ranks=ranks, forwards=micro_batches * config.minibatches)
     limit = f"computes {_si(flops)}FLOP a step, sends and receives {_si(moved)}B"
     return [
-        Need(f"trainer, each of {ranks} ranks", _place(device), parts, limit),
-        Need("trainer, rank 0", MAIN_MEMORY, {"published version": memory.publication(shape, width)["weights"]}),
+        _need(f"trainer, each of {ranks} ranks", _place(device), parts, limit),
+        Need("trainer, rank 0", MAIN_MEMORY, memory.publication(shape, width)),
     ]
 
 
@@ -193,35 +221,40 @@ def _scores_itself(config: TrainConfig) -> bool:
 
 
 def _reference(
-    config: TrainConfig, shape: Shape, teacher: PreTrainedModel | None, width: int, work: _Work, device: str
+    config: TrainConfig, shape: Shape, teacher: PreTrainedModel | None, width: int, step: _Step, device: str
 ) -> list[Need]:
     """Its models score one after the other."""
     models = [*([shape] if config.penalised_by_server else []), *([_shape(teacher, config)] if teacher else [])]
     if not models:  # the server is only a queue, or has a teacher that only it knows
         return []
     place = _place(device) if config.server == INLINE else f"at {config.server}"
-    each = [memory.scoring(model, width, **work.forward(_SCORING_TOKENS)) for model in models]
+    each = [memory.scoring(model, width, step.scoring(device)) for model in models]
     parts = {"weights": sum(need["weights"] for need in each), "activations": max(need["activations"] for need in each)}
-    flops = 2 * sum(model.parameters for model in models) * work.step
-    return [Need("reference server", place, parts, f"computes {_si(flops)}FLOP a step")]
+    flops = 2 * sum(model.parameters for model in models) * step.tokens
+    return [_need("reference server", place, parts, f"computes {_si(flops)}FLOP a step")]
 
 
 def _worker(
-    config: TrainConfig, shape: Shape, width: int, work: _Work, device: str, gpu_bytes: int | None
+    config: TrainConfig, shape: Shape, width: int, step: _Step, device: str, gpu_bytes: int | None
 ) -> list[Need]:
     traits = config.sampler_traits
     if traits.server:
         return []
     place = _place(device) if config.rollout == "inline" else "each worker's device"
     rows = config.sampling.prompts_per_round * config.sampling.num_generations
-    tokens = config.sampling.prompts_per_round * work.group
+    tokens = config.sampling.prompts_per_round * step.group
     parts = memory.sampling(shape, width, tokens=tokens, rows=rows)
     if traits.takes_first_gpus and (size := memory_size(_place(device), gpu_bytes)) is not None:
         # Asleep, its memory is the trainer's.
         asleep = config.vllm.enable_sleep_mode
         parts = {traits.engine: 0 if asleep else int(config.vllm.gpu_memory_utilization * size)}
-    reads = _si(shape.weights(width)["weights"] * work.completion)
-    return [Need("worker", place, parts, f"reads {reads}B of weights a round, for {rows} completions at once")]
+    reads = _si(shape.weights(width)["weights"] * step.completion)
+    return [_need("worker", place, parts, f"reads {reads}B of weights a round, for {rows} completions at once")]
+
+
+def _need(process: str, place: str, parts: Parts, limit: str) -> Need:
+    """What a process needs on its device: on a CPU also what it holds before it loads a model."""
+    return Need(process, place, memory.PROGRAM | parts if place == MAIN_MEMORY else parts, limit)
 
 
 def _place(device: str) -> str:
@@ -235,11 +268,13 @@ def _si(number: float) -> str:
 
 
 GB = 10**9
+Replan = Callable[[TrainConfig], list[Need]]
+"""The plan of the same run with other settings."""
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A memory of `size` bytes that needs more. remedies: settings, the cheapest first."""
+    """A memory of `size` bytes that needs more. remedies: settings, what helps most first."""
 
     memory: str
     needed: int
@@ -257,36 +292,78 @@ class Shortage:
         return f"{self.problem}; what lowers that: {', '.join(self.remedies)}"
 
 
-def shortages(config: TrainConfig, needs: Sequence[Need], gpu_bytes: int | None) -> list[Shortage]:
+def shortages(config: TrainConfig, needs: Sequence[Need], gpu_bytes: int | None, replan: Replan) -> list[Shortage]:
     """The memories that are too small: of this machine, or GPUs of `gpu_bytes` each."""
     short = []
     for place in dict.fromkeys(need.memory for need in needs):
-        size = memory_size(place, gpu_bytes)
-        needed = sum(need.total for need in needs if need.memory == place)
+        size, needed = memory_size(place, gpu_bytes), _needed(needs, place)
         if size is not None and needed > size:
-            short.append(Shortage(place, needed, size, _remedies(config, needs, place)))
+            short.append(Shortage(place, needed, size, _remedies(config, needs, place, size, replan)))
     return short
 
 
-def _remedies(config: TrainConfig, needs: Sequence[Need], place: str) -> list[str]:
+def _needed(needs: Sequence[Need], place: str) -> int:
+    return sum(need.total for need in needs if need.memory == place)
+
+
+def _remedies(config: TrainConfig, needs: Sequence[Need], place: str, size: int, replan: Replan) -> list[str]:
+    """Settings with what the memory needs then, the least first, and what no setting of this run changes."""
+
+    def needed(name: str, value: Any) -> int:
+        return _needed(replan(_changed(config, name, value)), place)
+
+    halved = {tokens: needed("micro_batch_tokens", tokens) for tokens in _halves(config.micro_batch_tokens)}
+    lowest = min(halved.values())
+    tokens = max(tokens for tokens, bytes_ in halved.items() if bytes_ <= max(size, lowest))
+    settings = [
+        ("gradient_checkpointing", True),
+        ("micro_batch_tokens", tokens),
+        ("dtype", "bfloat16"),
+        ("optimizer.offload", "none" if place == MAIN_MEMORY else "cpu"),
+        ("lora.rank", config.lora.rank or 16),
+        *([("reference.source", "adapter-off")] if config.lora.rank else []),
+        *([("lora.load_in_4bit", True)] if config.lora.rank and config.sampler_traits.takes_4bit else []),
+        ("sampling.prompts_per_round", max(1, config.sampling.prompts_per_round // 2)),
+    ]
+    before, after = _needed(needs, place), dict[str, int]()
+    for name, value in settings:
+        with suppress(UserError):  # what ranks cannot do
+            after[spell_setting(name, value)] = needed(name, value)
+    helpful = sorted((bytes_, setting) for setting, bytes_ in after.items() if bytes_ < before)
     here = {need.process for need in needs if need.memory == place}
     trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
-    one_process = "trainer" in here
-    several_groups = config.micro_batch_tokens > 1 and config.groups_per_step > 1
-    may_quantise = config.lora.rank > 0 and not config.lora.load_in_4bit and config.sampler_traits.takes_4bit
-    known = {
-        spell_setting("gradient_checkpointing", True): gpu and trains and not config.gradient_checkpointing,
-        f"a smaller {spell_setting('micro_batch_tokens')}": gpu and trains and several_groups,
-        spell_setting("dtype", "bfloat16"): config.dtype != "bfloat16",
-        spell_setting("reference.source", "adapter-off"): "reference server" in here and bool(config.lora.rank),
-        spell_setting("optimizer.offload", "cpu"): gpu and one_process and config.optimizer.offload == "none",
-        spell_setting("lora.rank", 16): trains and not config.lora.rank,
-        spell_setting("lora.load_in_4bit", True): one_process and may_quantise,
-        spell_setting("optimizer.offload", "none"): not gpu and config.optimizer.offload == "cpu",
+    others = {
         "more ranks under torchrun": gpu and trains,
         f"{spell_setting('reference.device')} of another GPU": gpu and trains and "reference server" in here,
         f"{spell_setting('rollout', 'external')} with workers elsewhere": trains and "worker" in here,
-        f"a smaller {spell_setting('sampling.prompts_per_round')}": "worker" in here
-        and not config.sampler_traits.takes_first_gpus,
     }
-    return [remedy for remedy, helps in known.items() if helps] or ["a smaller model"]
+    return [
+        *(f"{setting} (then about {bytes_ / GB:.1f} GB)" for bytes_, setting in helpful),
+        *(remedy for remedy, helps in others.items() if helps),
+    ] or ["a smaller model"]
+
+
+def _changed(config: TrainConfig, name: str, value: Any) -> TrainConfig:
+    section, _, field = name.rpartition(".")
+    changed = {section: getattr(config, section).model_copy(update={field: value})} if section else {field: value}
+    return config.model_copy(update=changed)
+
+
+def _halves(number: int) -> list[int]:
+    """The number, halved again and again."""
+    return [number >> places for places in range(1, number.bit_length())] or [1]
+
+
+# Prompts whose length is measured.
+_MEASURED = 200
+
+
+def prompt_lengths(encoder: PromptEncoder, task: Task) -> tuple[list[int], list[str]]:
+    """Tokens of the first prompts that are usable, and the errors of those that are not."""
+    lengths, unusable = list[int](), list[str]()
+    for index in range(min(_MEASURED, training_problems(task) or _MEASURED)):
+        try:
+            lengths.append(len(encoder.encode(task.problem(index))))
+        except UnusablePrompt as error:
+            unusable.append(str(error))
+    return lengths, unusable

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Task
-from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.prompts import PromptEncoder, prompt_encoder
 from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.learner.adapters import adapt, has_adapters, read_adapters, save_unrounded, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
@@ -33,7 +33,7 @@ from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import Sampler
 from policy_trainer.run_files.checkpoint import holds_masters, restore, write_weights
 from policy_trainer.trainer.evaluation.evaluator import Evaluator, make_evaluator
-from policy_trainer.trainer.plan import Unplanned, load_teacher_outline, plan, shortages
+from policy_trainer.trainer.plan import Unplanned, load_teacher_outline, plan, prompt_lengths, shortages
 from policy_trainer.weights.quantised import load_base
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
@@ -94,19 +94,26 @@ def check_model(
     return outline
 
 
-def warn_of_memory(config: TrainConfig, checkpoint: Path | None, display: Display, ranks: int) -> None:
+def warn_of_memory(
+    config: TrainConfig, task: Task, checkpoint: Path | None, judge: RewardScorer, display: Display, ranks: int
+) -> None:
     """Notes what will not fit on the devices of this machine. ranks: that share the policy's weights.
 
     Raises UserError for a model that cannot be read, and for what ranks cannot do.
     """
     source, revision = _source(config, checkpoint)
     outline, teacher = load_outline(source, revision=revision), load_teacher_outline(config)
+    replan = partial(plan, outline=outline, gpu_bytes=None, ranks=ranks, teacher=teacher)
     try:
-        needs = plan(config, outline, None, ranks, teacher)
+        needs = replan(config)
+        if shortages(config, needs, None, replan):  # measuring prompts takes longer than planning without
+            lengths, _ = prompt_lengths(prompt_encoder(config, judge.tokenizer, outline), task)
+            replan = partial(replan, prompt=max(lengths, default=None))
+            needs = replan(config)
     except Unplanned as error:
         display.note(str(error))
         return
-    for shortage in shortages(config, needs, None):
+    for shortage in shortages(config, needs, None, replan):
         display.note(f"this may run out of memory: {shortage} (`policy-trainer doctor --plan` says more)")
 
 

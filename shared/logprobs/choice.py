@@ -76,17 +76,19 @@ def _candidates(
     """
     if not _has_known_head(model):
         return [PlainForward]
-    packed = [PackedForward] if _may_pack(model) else []
+    packed = [PackedForward] if may_pack(model) else []
     varlen = [VarlenForward] if packed and has_kernel(dtype, model.device) else []
     return [*varlen, *packed, PaddedForward, PlainForward]
 
 
-def _may_pack(model: PreTrainedModel) -> bool:
-    """True unless layers do what the self-test cannot be trusted to notice."""
+def may_pack(model: PreTrainedModel) -> bool:
+    """True unless layers, or the head, do what the self-test cannot be trusted to notice. The model may be on the meta
+    device: of a few architectures, such as Gemma 4, only the self-test refuses the packed forms."""
     config = model.config.get_text_config()
     layers = list(getattr(config, "layer_types", None) or [])
     return (
-        _has_interface(model)
+        _has_known_head(model)
+        and _has_interface(model)
         and set(layers) <= _STATELESS | _WITH_STATE
         and sum(layer in _WITH_STATE for layer in layers) <= sum(1 for _ in modules_with_state(model))
         and not hasattr(config, "index_topk")  # chooses the tokens that each token attends to

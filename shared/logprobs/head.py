@@ -17,13 +17,18 @@ from transformers import PreTrainedModel
 
 # Logits of one tile. On a CPU 4 MiB of float32, which fit its caches; a GPU needs more work per call.
 _TILE_LOGITS = {"cpu": 2**20}
-GPU_TILE_LOGITS = 2**26
+_GPU_TILE_LOGITS = 2**26
 # Tile sizes are multiples of this: rows of logits that are not aligned to cache lines cost a third of the speed.
 _ALIGNED = 64
 # Tokens of one tile at most. Fewer make the matrix products slow; more leave room for only a little vocabulary.
 _TILE_TOKENS = 1024
 # Logits kept for the backward, 512 MiB of float32. Each kept tile saves a quarter of its matrix products.
 KEPT_LOGITS = 2**27
+
+
+def tile_logits(device: str) -> int:
+    """The largest tile on devices of this type."""
+    return _TILE_LOGITS.get(device, _GPU_TILE_LOGITS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +206,7 @@ class Tiles:
         softcap: float | None,
     ) -> "Tiles":
         tokens = list(_slices(len(hidden), _TILE_TOKENS))
-        size = _TILE_LOGITS.get(hidden.device.type, GPU_TILE_LOGITS) // tokens[0].stop
+        size = tile_logits(hidden.device.type) // tokens[0].stop
         return cls(
             hidden, weight, bias, targets, temperatures, softcap, tokens, list(_slices(len(weight), max(1, size)))
         )

@@ -16,10 +16,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.data.problem import Problem, Task
+from policy_trainer.data.prompts import PromptEncoder, prompt_encoder
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.learner.ranks.world import World
 from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.reporting.samples import SampledGroup
+from policy_trainer.trainer.plan import prompt_lengths
 from shared.api import ModelInfo
 from shared.client import ClientError, RefServerClient
 from shared.client.credentials import remedy
@@ -150,6 +152,14 @@ class Subject:
     @cached_property
     def drawn(self) -> list[Problem]:
         return [self.task.problem(index) for index in range(_PROBLEMS)]
+
+    @cached_property
+    def encoder(self) -> PromptEncoder:
+        return prompt_encoder(self.config, self.tokenizer, self.outline)
+
+    @cached_property
+    def lengths(self) -> tuple[list[int], list[str]]:
+        return prompt_lengths(self.encoder, self.task)
 
     @cached_property
     def directory(self) -> Path:

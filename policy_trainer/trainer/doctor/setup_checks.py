@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
-from policy_trainer.data.problem import Problem, training_problems
-from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, UnusablePrompt, prompt_encoder, prompt_limit
+from policy_trainer.data.problem import Problem
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, UnusablePrompt, prompt_limit
 from policy_trainer.data.rendering import TemplateRefusal, encode, render
 from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.reporting.tracking import refuse_missing
@@ -116,13 +117,17 @@ def devices(subject: Subject) -> Iterator[Finding]:
 def memory(subject: Subject) -> Iterator[Finding]:
     """By the plan of `doctor --plan`. Raises UserError for a prompt that cannot fit the context."""
     config = subject.config
+    longest, teacher = max(subject.lengths[0], default=None), load_teacher_outline(config)
+    replan = partial(
+        plan, outline=subject.outline, gpu_bytes=None, ranks=subject.ranks, teacher=teacher, prompt=longest
+    )
     try:
-        needs = plan(config, subject.outline, None, subject.ranks, load_teacher_outline(config))
+        needs = replan(config)
     except Unplanned as error:
         yield warning(str(error), "watch the memory of the first steps")
         return
-    certain = {shortage.memory for shortage in shortages(config, [need.at_least for need in needs], None)}
-    for shortage in shortages(config, needs, None):
+    certain = {shortage.memory for shortage in shortages(config, [need.at_least for need in needs], None, replan)}
+    for shortage in shortages(config, needs, None, replan):
         seen, remedy = shortage.problem, f"one of: {', '.join(shortage.remedies)}"
         if shortage.memory in certain:
             yield wrong(seen, remedy)
@@ -144,8 +149,6 @@ def _free(place: str) -> int | None:
     return torch.cuda.mem_get_info(choose_device(place))[0] if place.startswith("cuda") else None
 
 
-# Prompts whose length is measured.
-_MEASURED = 200
 # Characters of a prompt that are shown.
 _SHOWN = 160
 _MARK = "tandem"
@@ -223,11 +226,10 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     config = subject.config
     for remark in check_compatibility(config, subject.task, subject.tokenizer, subject.outline):
         yield warning(remark.seen, remark.remedy)
-    encoder = prompt_encoder(config, subject.tokenizer, subject.outline)
-    limit = prompt_limit(subject.outline, config)
+    encoder, limit = subject.encoder, prompt_limit(subject.outline, config)
     made = [(problem, encoder.encode(problem)) for problem in subject.drawn if _is_usable(encoder, problem)]
     if not made:  # later ones are usable
-        yield from _lengths(subject, encoder, limit)
+        yield from _lengths(subject, limit)
         return
     first, encoded = made[0]
     text = repr(subject.tokenizer.decode(encoded.unexpanded_ids))
@@ -242,7 +244,7 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     yield ok(f"the first goes {ways[0]}{others}: {shown}")
     if any(prompt.images for _, prompt in made):
         yield ok("; ".join(_pictures(prompt) for _, prompt in made))
-    yield from _lengths(subject, encoder, limit)
+    yield from _lengths(subject, limit)
 
 
 def _is_usable(encoder: PromptEncoder, problem: Problem) -> bool:
@@ -259,16 +261,10 @@ def _pictures(prompt: EncodedPrompt) -> str:
     return f"{count} pictures of {tokens} tokens" if count != 1 else f"a picture of {tokens} tokens"
 
 
-def _lengths(subject: Subject, encoder: PromptEncoder, limit: int) -> Iterator[Finding]:
+def _lengths(subject: Subject, limit: int) -> Iterator[Finding]:
     """At least one problem has a usable prompt, or the check would have ended already."""
-    task = subject.task
-    count = min(_MEASURED, training_problems(task) or _MEASURED)
-    lengths, unusable = list[int](), list[str]()
-    for index in range(count):
-        try:
-            lengths.append(len(encoder.encode(task.problem(index))))
-        except UnusablePrompt as error:
-            unusable.append(str(error))
+    lengths, unusable = subject.lengths
+    count = len(lengths) + len(unusable)
     if unusable:
         yield warning(
             f"{len(unusable)} of {count} problems have unusable prompts and will be left out: {unusable[0]}",

@@ -13,7 +13,7 @@ from policy_trainer.config import LoraConfig, OptimizerConfig
 from policy_trainer.learner.adapters import add_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import make_weights, trained
-from policy_trainer.trainer.memory import Shape, activations, cache_of_token, sampling, scoring, traffic, training
+from policy_trainer.trainer.memory import Shape, Work, activations, cache_of_token, sampling, scoring, traffic, training
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, vision_of
 from tests.policy_trainer.learner.live_bytes import peak_bytes
@@ -23,7 +23,7 @@ from tests.tiny_models import ARCHITECTURES, make_tiny
 WIDTHS = {torch.float32: 4, torch.bfloat16: 2}
 PROMPT, COMPLETION, SIZE = 32, 32, 8
 GROUPS = 2
-TOKENS, COMPLETION_TOKENS = GROUPS * (PROMPT + SIZE * COMPLETION), GROUPS * SIZE * COMPLETION
+WORK = Work(tokens=GROUPS * (PROMPT + SIZE * COMPLETION), completions=GROUPS * SIZE * COMPLETION, device="cpu")
 
 
 def make(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, dtype: torch.dtype) -> PreTrainedModel:
@@ -64,7 +64,7 @@ class TestOfActivations:
             checkpoint_layers(model)
         forward = logps(model)
         measured = peak_bytes(lambda: forward().sum().backward())
-        planned = activations(Shape.of(model), WIDTHS[dtype], TOKENS, COMPLETION_TOKENS, recompute=recompute)
+        planned = activations(Shape.of(model), WIDTHS[dtype], WORK, recompute=recompute)
         assert 0.94 < planned / measured < 1.18
 
     @pytest.mark.parametrize("recompute", [False, True])
@@ -78,7 +78,7 @@ class TestOfActivations:
             checkpoint_layers(model)
         forward, trained_bytes = logps(model), sum(parameter.nbytes for parameter in trained(model).values())
         measured = peak_bytes(lambda: forward().sum().backward()) - trained_bytes
-        planned = activations(shape, WIDTHS[dtype], TOKENS, COMPLETION_TOKENS, recompute=recompute)
+        planned = activations(shape, WIDTHS[dtype], WORK, recompute=recompute)
         assert 1 < planned / measured < 1.3
 
     def test_a_forward_allocates_less(self, dtype: torch.dtype, sizes: tuple[int, int, int, int, int]) -> None:
@@ -86,7 +86,7 @@ class TestOfActivations:
         forward = logps(model)
         with torch.no_grad():
             measured = peak_bytes(forward)
-        parts = scoring(Shape.of(model), WIDTHS[dtype], tokens=TOKENS, completion_tokens=COMPLETION_TOKENS)
+        parts = scoring(Shape.of(model), WIDTHS[dtype], WORK)
         assert 0.95 < parts["activations"] / measured < 1.15
 
 
@@ -100,13 +100,15 @@ def test_what_the_vision_tower_allocates(family: str, recompute: bool, frozen: b
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     if recompute:
         checkpoint_layers(model)
-    forward, shape, tokens = PackedForward(model), Shape.of(model), len(group.prompt_ids) + len(group.completion_ids)
+    forward, shape = PackedForward(model), Shape.of(model)
+    completions = len(group.completion_ids)
+    work = Work(tokens=len(group.prompt_ids) + completions, completions=completions, device="cpu")
     measured = peak_bytes(lambda: forward([group], [1.0]).sum().backward())
-    planned = activations(shape, 4, tokens, len(group.completion_ids), recompute=recompute)
+    planned = activations(shape, 4, work, recompute=recompute)
     assert 1 < planned / measured < 1.7
     with torch.no_grad():
         measured = peak_bytes(lambda: forward([group], [1.0]))
-    parts = scoring(shape, 4, tokens=tokens, completion_tokens=len(group.completion_ids))
+    parts = scoring(shape, 4, work)
     assert 1 < parts["activations"] / measured < 1.45
 
 
@@ -143,7 +145,7 @@ def test_optimizers_hold_what_is_planned(dtype: torch.dtype, masters: str, of_pa
     stepped = [*weights.stepped.values(), *(parameter.grad for parameter in weights.stepped.values())]
     held = {id(tensor): tensor.nbytes for tensor in (*model.parameters(), *stepped, *moments) if tensor is not None}
     shape = Shape.of(model)
-    parts = training(shape, WIDTHS[dtype], config, tokens=1, completion_tokens=1, recompute=False)
+    parts = training(shape, WIDTHS[dtype], config, Work(tokens=1, completions=1, device="cpu"), recompute=False)
     del parts["activations"]
     assert sum(parts.values()) == sum(held.values()) == of_parameter * shape.parameters
 

@@ -1,5 +1,7 @@
 """Plans of runs: which process is where, what does not fit, and what to do then."""
 
+import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,15 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import TrainConfig
+from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.reporting.display import Display
-from policy_trainer.trainer.plan import MAIN_MEMORY, plan, shortages
-from policy_trainer.trainer.policy import warn_of_memory
+from policy_trainer.trainer.plan import MAIN_MEMORY, Shortage, _Step, plan, shortages
+from policy_trainer.trainer.policy import load_reward_scorer, warn_of_memory
 from shared.errors import UserError
 from shared.settings import from_values
+from tests.tiny_models import make_tiny
 
 GIB = 2**30
 
@@ -38,6 +43,11 @@ def run(**settings: object) -> TrainConfig:
     return from_values(TrainConfig, **{"model": "m", "dtype": "bfloat16", **settings})
 
 
+def short(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, ranks: int = 1) -> list[Shortage]:
+    replan = partial(plan, outline=outline, gpu_bytes=gpu_bytes, ranks=ranks)
+    return shortages(config, replan(config), gpu_bytes, replan)
+
+
 def test_one_gpu_holds_all_three_processes(outline: PreTrainedModel) -> None:
     needs = plan(run(), outline, 80 * GIB)
     places = [(need.process, need.memory) for need in needs]
@@ -49,22 +59,22 @@ def test_one_gpu_holds_all_three_processes(outline: PreTrainedModel) -> None:
         trainer.parts["weights"] == reference.parts["weights"] == worker.parts["weights"] == pytest.approx(15.2e9, 0.01)
     )
     assert trainer.parts["masters"] + trainer.parts["gradients"] + trainer.parts["AdamW"] == pytest.approx(122e9, 0.01)
-    (shortage,) = shortages(run(), needs, 80 * GIB)
+    (shortage,) = short(run(), outline, 80 * GIB)
     assert (shortage.memory, shortage.size) == ("cuda:0", 80 * GIB)
     assert shortage.needed == trainer.total + reference.total + worker.total
 
 
 def test_its_remedies_suffice(outline: PreTrainedModel) -> None:
     """Each that the run does not use yet is named; with them it fits."""
-    first = str(shortages(run(), plan(run(), outline, 80 * GIB), 80 * GIB)[0])
+    first = str(short(run(), outline, 80 * GIB)[0])
     for remedy in ("--gradient-checkpointing", "--optimizer.offload cpu", "--reference.device", "--rollout external"):
         assert remedy in first
     assert "--dtype bfloat16" not in first
     better = run(gradient_checkpointing=True, optimizer={"offload": "cpu"})
     needs = plan(better, outline, 80 * GIB)
-    assert not shortages(better, needs, 80 * GIB)
+    assert not short(better, outline, 80 * GIB)
     assert next(need for need in needs if need.memory == MAIN_MEMORY).total == pytest.approx(137e9, 0.01)
-    (shortage,) = shortages(better, needs, 48 * GIB)
+    (shortage,) = short(better, outline, 48 * GIB)
     assert "offload" not in str(shortage) and "checkpointing" not in str(shortage)
 
 
@@ -77,12 +87,12 @@ def test_only_adapters_have_gradients_and_moments(outline: PreTrainedModel) -> N
     assert trainer.parts["weights"] == pytest.approx(15.2e9 + 2 * 40.4e6, 0.01)
     trained = trainer.parts["masters"] + trainer.parts["gradients"] + trainer.parts["AdamW"]
     assert trained == 16 * 40_370_176 and host.total == 2 * 40_370_176
-    remedies = str(shortages(config, needs, 20 * GIB)[0])
+    remedies = str(short(config, outline, 20 * GIB)[0])
     assert "--lora.rank" not in remedies and "--lora.load-in-4bit" in remedies
     served = plan(run(lora={"rank": 16}), outline, 80 * GIB)
     assert [need.process for need in served] == ["trainer", "trainer", "reference server", "worker"]
-    assert "--reference.source adapter-off" in str(shortages(run(lora={"rank": 16}), served, 20 * GIB)[0])
-    assert "--lora.rank 16" in str(shortages(run(), plan(run(), outline, 80 * GIB), 80 * GIB)[0])
+    assert "--reference.source adapter-off" in str(short(run(lora={"rank": 16}), outline, 20 * GIB)[0])
+    assert "--lora.rank 16" in str(short(run(), outline, 80 * GIB)[0])
 
 
 def test_weights_in_4_bits(outline: PreTrainedModel) -> None:
@@ -94,7 +104,7 @@ def test_weights_in_4_bits(outline: PreTrainedModel) -> None:
     assert worker.parts["weights"] == pytest.approx(2 * 1.09e9 + 0.516 * 6.53e9, 0.01)
     assert trainer.parts["weights"] - worker.parts["weights"] == 2 * 40_370_176 == host.total
     assert trainer.parts["a dequantised matrix"] == 2 * 3584 * 18944
-    assert "--lora" not in str(shortages(config, needs, 10 * GIB)[0])
+    assert "--lora" not in str(short(config, outline, 10 * GIB)[0])
     with pytest.raises(UserError, match=r"^lora\.load_in_4bit: under torchrun"):
         plan(config, outline, 80 * GIB, ranks=2)
 
@@ -115,7 +125,7 @@ def test_ranks_divide_the_trainer(outline: PreTrainedModel) -> None:
     assert rank.parts["weights"] + rank.parts["gradients"] + rank.parts["AdamW"] == pytest.approx(16 * 7.6e9 / 8, 0.01)
     assert "gradients of several micro-batches" not in rank.parts and "sends and receives" in rank.limit
     assert others == plan(config, outline, 80 * GIB)[2:]
-    (shortage,) = shortages(config, [rank, published, *others], 40 * GIB)
+    (shortage,) = short(config, outline, 40 * GIB, ranks=8)
     assert "more ranks under torchrun" in str(shortage) and "offload" not in str(shortage)
     several = config.model_copy(update={"micro_batch_tokens": 1})
     assert plan(several, outline, 80 * GIB, ranks=8)[0].parts["gradients of several micro-batches"] > 30e9
@@ -143,7 +153,7 @@ def test_a_device_that_is_not_here_is_left_to_the_process_that_runs_there(outlin
     config = run(device="cpu", reference={"device": "cuda:77"})
     needs = plan(config, outline, None)
     assert "cuda:77" in {need.memory for need in needs}
-    assert "cuda:77" not in {shortage.memory for shortage in shortages(config, needs, None)}
+    assert "cuda:77" not in {shortage.memory for shortage in short(config, outline, None)}
 
 
 @pytest.mark.parametrize(("asleep", "share"), [(False, 0.3), (True, 0.0)])
@@ -161,6 +171,39 @@ def test_train_warns_before_anything_is_loaded(
     outline.config.update({"num_hidden_layers": 300})
     outline.config.layer_types = None
     outline.config.save_pretrained(tmp_path)
-    warn_of_memory(run(model=str(tmp_path), device="cpu"), None, Display(Console(), 1, 0), ranks=ranks)
+    make_tokenizer().save_pretrained(tmp_path)
+    config = run(model=str(tmp_path), device="cpu", task="arithmetic")
+    task = make_task(config)
+    judge = load_reward_scorer(config, task, None)
+    warn_of_memory(config, task, None, judge, Display(Console(), 1, 0), ranks=ranks)
     output = " ".join(capsys.readouterr().out.split())
     assert "this may run out of memory: main memory has" in output and "--reference.device" not in output
+
+
+def test_prompts_are_as_long_as_measured(outline: PreTrainedModel) -> None:
+    """2 groups of 8 completions of 100 tokens: 2 x 1,824 tokens with the prompts' limit, 2 x 900 with 100 of them."""
+    config = run(groups_per_step=2, sampling={"max_completion_length": 100}, gradient_checkpointing=True, device="cpu")
+    most, measured, beyond = (plan(config, outline, None, prompt=prompt)[0].parts for prompt in (None, 100, 10**6))
+    assert beyond == most
+    assert measured["activations"] < 0.6 * most["activations"]
+    assert {name: most[name] for name in most if name != "activations"}.items() <= measured.items()
+
+
+def test_remedies_say_what_they_leave(outline: PreTrainedModel) -> None:
+    """The first helps most, and what the reader is told is what the plan of that run says."""
+    config = run(groups_per_step=8)
+    (shortage,) = short(config, outline, 300 * GIB)
+    values = [float(found) for found in re.findall(r"then about ([0-9.]+) GB", str(shortage))]
+    assert values == sorted(values) and len(values) >= 4
+    tokens = int(re.search(r"--micro-batch-tokens (\d+)", str(shortage))[1])  # type: ignore[index]
+    assert f"--micro-batch-tokens {tokens} (then about" in str(shortage)
+    assert not short(run(groups_per_step=8, micro_batch_tokens=tokens), outline, 300 * GIB)
+    assert short(run(groups_per_step=8, micro_batch_tokens=2 * tokens), outline, 300 * GIB)
+
+
+def test_padded_rows_repeat_their_prompt() -> None:
+    """A model whose configuration excludes the packed form."""
+    packed, padded = make_tiny("llama").to("meta"), make_tiny("mpt").to("meta")
+    config = run(sampling={"max_completion_length": 20})
+    tokens = [_Step.of(config, model, 50).forward(1, "cpu").tokens for model in (packed, padded)]
+    assert tokens == [50 + 8 * 20, 8 * (50 + 20)]

@@ -56,6 +56,7 @@ def test_a_driver_without_a_pytorch_for_it(model: Path, tmp_path: Path, monkeypa
 def test_a_model_that_is_too_large(tmp_path: Path) -> None:
     large = Qwen2Config(hidden_size=8192, intermediate_size=29568, num_hidden_layers=80, num_attention_heads=64)
     large.save_pretrained(tmp_path / "large")
+    make_tokenizer().save_pretrained(tmp_path / "large")
     [finding] = looked(memory, tmp_path / "large")
     assert finding.verdict is Verdict.WRONG and "main memory has" in finding.seen
     assert "--dtype bfloat16" in finding.remedy
@@ -68,9 +69,16 @@ def test_a_small_model_that_only_long_completions_would_not_fit(
     sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
     Qwen2Config(**sizes, **heads).save_pretrained(tmp_path / "small")
+    make_tokenizer().save_pretrained(tmp_path / "small")
     for size, verdict in ((8, Verdict.WARNING), (2, Verdict.WRONG)):
         monkeypatch.setattr("policy_trainer.trainer.plan.memory_size", lambda place, gpu, size=size: size * 10**9)
-        finding = looked(memory, tmp_path / "small")[0]
+        finding = looked(
+            memory,
+            tmp_path / "small",
+            groups_per_step=32,
+            micro_batch_tokens=10**6,
+            sampling={"max_completion_length": 1000},
+        )[0]
         assert finding.verdict is verdict and "main memory has" in finding.seen
         assert ("if all completions have the maximum length" in finding.seen) is (verdict is Verdict.WARNING)
 
