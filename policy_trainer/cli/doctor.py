@@ -69,15 +69,14 @@ def _examine(config: DoctorConfig, world: "World | None" = None, *, as_json: boo
 
 def _plan(config: DoctorConfig, *, as_json: bool) -> int:
     """Prints what each process needs. Raises UserError for a model or a device that is not there."""
-    from policy_trainer.trainer.plan import GB, MAIN_MEMORY, load_teacher_outline, plan, shortages
+    from policy_trainer.trainer.plan import GB, MAIN_MEMORY, Planner, load_teacher_outline
     from shared.models import load_outline
 
     gpu_bytes = None if config.gpu_memory_gib is None else int(config.gpu_memory_gib * 2**30)
     outline = load_outline(config.model, revision=config.revision)
     teacher = load_teacher_outline(config)
-    replan = partial(plan, outline=outline, gpu_bytes=gpu_bytes, ranks=config.ranks, teacher=teacher)
-    needs = replan(config)
-    short = shortages(config, needs, gpu_bytes, replan)
+    planner = Planner(outline, gpu_bytes, ranks=config.ranks, teacher=teacher)
+    needs, short = planner.needs(config), planner.shortages(config)
     if as_json:
         print(
             json.dumps({"needs": [asdict(need) for need in needs], "short": [asdict(item) for item in short]}, indent=2)

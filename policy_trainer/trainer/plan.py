@@ -3,7 +3,7 @@
 import copy
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from shared.models import load_outline
 from shared.spelling import spell_setting
 
 MAIN_MEMORY = "main memory"
+GB = 10**9
 
 
 def memory_size(place: str, gpu_bytes: int | None) -> int | None:
@@ -66,33 +67,119 @@ class Need:
         return replace(self, parts={name: size for name, size in self.parts.items() if name not in memory.AT_MOST})
 
 
-def plan(
-    config: TrainConfig,
-    outline: PreTrainedModel,
-    gpu_bytes: int | None,
-    ranks: int = 1,
-    teacher: PreTrainedModel | None = None,
-    prompt: int | None = None,
-) -> list[Need]:
-    """outline: the model's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
-    torchrun divides the policy among. teacher: the shapes of config.teacher. prompt: tokens of the longest prompt; None
-    for as many as a prompt may have.
+@dataclass(frozen=True)
+class Shortage:
+    """A memory of `size` bytes that needs more. remedies: settings, what helps most first."""
 
-    Raises UserError for a device that this machine lacks, if gpu_bytes is None, and for what ranks cannot do; Unplanned
-    for a model whose sizes cannot be read.
-    """
-    device, reference = _devices(config, gpu_bytes)
-    step = _Step.of(config, outline, prompt)
-    policy = copy.deepcopy(outline)
-    adapt(policy, config)
-    shape, trained = (_shape(model, config) for model in (outline, policy))
-    width = _WIDTHS.get(config.dtype, outline.dtype.itemsize)
-    trainer = _trainer if ranks == 1 else partial(_rank, ranks=ranks)
-    return [
-        *trainer(config, trained, width, step, device),
-        *_reference(config, shape, teacher, width, step, reference),
-        *_worker(config, shape, width, step, device, gpu_bytes),
-    ]
+    memory: str
+    needed: int
+    size: int
+    remedies: Sequence[str]
+
+    @property
+    def problem(self) -> str:
+        return (
+            f"{self.memory} has {self.size / GB:.1f} GB, and the run's processes there need about "
+            f"{self.needed / GB:.1f} GB"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.problem}; what lowers that: {', '.join(self.remedies)}"
+
+
+class Planner:
+    """Plans runs of one model, with any settings."""
+
+    def __init__(
+        self,
+        outline: PreTrainedModel,
+        gpu_bytes: int | None,
+        *,
+        ranks: int = 1,
+        teacher: PreTrainedModel | None = None,
+        prompt: int | None = None,
+    ) -> None:
+        """outline: the model's shapes. gpu_bytes: memory of each GPU; None for the devices of this machine. ranks: that
+        torchrun divides the policy among. teacher: the shapes of the teacher that the run's own server has. prompt:
+        tokens of the longest prompt; None for as many as a prompt may have."""
+        self._outline = outline
+        self._gpu_bytes = gpu_bytes
+        self._ranks = ranks
+        self._teacher = teacher
+        self._prompt = prompt
+        self._known_shapes: dict[tuple[str, bool], tuple[Shape, Shape]] = {}
+
+    def needs(self, config: TrainConfig) -> list[Need]:
+        """What the processes of a run need.
+
+        Raises UserError for a device that this machine lacks, if gpu_bytes is None, and for what ranks cannot do;
+        Unplanned for a model whose sizes cannot be read.
+        """
+        device, reference = _devices(config, self._gpu_bytes)
+        step = _Step.of(config, self._outline, self._prompt)
+        shape, trained = self._shapes(config)
+        width = _WIDTHS.get(config.dtype, self._outline.dtype.itemsize)
+        trainer = _trainer if self._ranks == 1 else partial(_rank, ranks=self._ranks)
+        return [
+            *trainer(config, trained, width, step, device),
+            *_reference(config, shape, self._teacher, width, step, reference),
+            *_worker(config, shape, width, step, device, self._gpu_bytes),
+        ]
+
+    def _shapes(self, config: TrainConfig) -> tuple[Shape, Shape]:
+        """Of the model, and of the policy, which may train only a part of it or have adapters."""
+        key = config.lora.model_dump_json(), config.freezes_vision_tower
+        if key not in self._known_shapes:
+            policy = copy.deepcopy(self._outline)
+            adapt(policy, config)
+            self._known_shapes[key] = _shape(self._outline, config), _shape(policy, config)
+        return self._known_shapes[key]
+
+    def shortages(self, config: TrainConfig, *, at_least: bool = False) -> list[Shortage]:
+        """The memories that are too small. at_least: even if completions are short."""
+        needs, short = self.needs(config), []
+        if at_least:
+            needs = [need.at_least for need in needs]
+        for place in dict.fromkeys(need.memory for need in needs):
+            size, needed = memory_size(place, self._gpu_bytes), _needed(needs, place)
+            if size is not None and needed > size:
+                short.append(Shortage(place, needed, size, self._remedies(config, needs, place, size)))
+        return short
+
+    def _remedies(self, config: TrainConfig, needs: Sequence[Need], place: str, size: int) -> list[str]:
+        """Settings with what the memory needs then, the least first, and what no setting of this run changes."""
+
+        def needed(name: str, value: Any) -> int:
+            return _needed(self.needs(_changed(config, name, value)), place)
+
+        halved = {tokens: needed("micro_batch_tokens", tokens) for tokens in _halves(config.micro_batch_tokens)}
+        enough = max(size, min(halved.values()))
+        settings = [
+            ("gradient_checkpointing", True),
+            ("micro_batch_tokens", max(tokens for tokens, bytes_ in halved.items() if bytes_ <= enough)),
+            ("dtype", "bfloat16"),
+            ("optimizer.offload", "none" if place == MAIN_MEMORY else "cpu"),
+            ("lora.rank", config.lora.rank or 16),
+            *([("reference.source", "adapter-off")] if config.lora.rank else []),
+            *([("lora.load_in_4bit", True)] if config.lora.rank and config.sampler_traits.takes_4bit else []),
+            ("sampling.prompts_per_round", max(1, config.sampling.prompts_per_round // 2)),
+        ]
+        before, after = _needed(needs, place), dict[str, int]()
+        for name, value in settings:
+            with suppress(UserError):  # what ranks cannot do
+                after[spell_setting(name, value)] = needed(name, value)
+        helpful = sorted((bytes_, setting) for setting, bytes_ in after.items() if bytes_ < before)
+        here = {need.process for need in needs if need.memory == place}
+        trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
+        others = {
+            "more ranks under torchrun": gpu and trains,
+            f"{spell_setting('reference.device')} of another GPU": gpu and trains and "reference server" in here,
+            f"{spell_setting('rollout', 'external')} with workers elsewhere": trains and "worker" in here,
+        }
+        return [
+            *(f"{setting} (then about {bytes_ / GB:.1f} GB)" for bytes_, setting in helpful),
+            *(remedy for remedy, helps in others.items() if helps),
+        ] or ["a smaller model"]
 
 
 def _shape(model: PreTrainedModel, config: TrainConfig) -> Shape:
@@ -267,80 +354,8 @@ def _si(number: float) -> str:
     return f"{number / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E', 'Z'][power]}"
 
 
-GB = 10**9
-Replan = Callable[[TrainConfig], list[Need]]
-"""The plan of the same run with other settings."""
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A memory of `size` bytes that needs more. remedies: settings, what helps most first."""
-
-    memory: str
-    needed: int
-    size: int
-    remedies: Sequence[str]
-
-    @property
-    def problem(self) -> str:
-        return (
-            f"{self.memory} has {self.size / GB:.1f} GB, and the run's processes there need about "
-            f"{self.needed / GB:.1f} GB"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.problem}; what lowers that: {', '.join(self.remedies)}"
-
-
-def shortages(config: TrainConfig, needs: Sequence[Need], gpu_bytes: int | None, replan: Replan) -> list[Shortage]:
-    """The memories that are too small: of this machine, or GPUs of `gpu_bytes` each."""
-    short = []
-    for place in dict.fromkeys(need.memory for need in needs):
-        size, needed = memory_size(place, gpu_bytes), _needed(needs, place)
-        if size is not None and needed > size:
-            short.append(Shortage(place, needed, size, _remedies(config, needs, place, size, replan)))
-    return short
-
-
 def _needed(needs: Sequence[Need], place: str) -> int:
     return sum(need.total for need in needs if need.memory == place)
-
-
-def _remedies(config: TrainConfig, needs: Sequence[Need], place: str, size: int, replan: Replan) -> list[str]:
-    """Settings with what the memory needs then, the least first, and what no setting of this run changes."""
-
-    def needed(name: str, value: Any) -> int:
-        return _needed(replan(_changed(config, name, value)), place)
-
-    halved = {tokens: needed("micro_batch_tokens", tokens) for tokens in _halves(config.micro_batch_tokens)}
-    lowest = min(halved.values())
-    tokens = max(tokens for tokens, bytes_ in halved.items() if bytes_ <= max(size, lowest))
-    settings = [
-        ("gradient_checkpointing", True),
-        ("micro_batch_tokens", tokens),
-        ("dtype", "bfloat16"),
-        ("optimizer.offload", "none" if place == MAIN_MEMORY else "cpu"),
-        ("lora.rank", config.lora.rank or 16),
-        *([("reference.source", "adapter-off")] if config.lora.rank else []),
-        *([("lora.load_in_4bit", True)] if config.lora.rank and config.sampler_traits.takes_4bit else []),
-        ("sampling.prompts_per_round", max(1, config.sampling.prompts_per_round // 2)),
-    ]
-    before, after = _needed(needs, place), dict[str, int]()
-    for name, value in settings:
-        with suppress(UserError):  # what ranks cannot do
-            after[spell_setting(name, value)] = needed(name, value)
-    helpful = sorted((bytes_, setting) for setting, bytes_ in after.items() if bytes_ < before)
-    here = {need.process for need in needs if need.memory == place}
-    trains, gpu = any(process.startswith("trainer") for process in here), place != MAIN_MEMORY
-    others = {
-        "more ranks under torchrun": gpu and trains,
-        f"{spell_setting('reference.device')} of another GPU": gpu and trains and "reference server" in here,
-        f"{spell_setting('rollout', 'external')} with workers elsewhere": trains and "worker" in here,
-    }
-    return [
-        *(f"{setting} (then about {bytes_ / GB:.1f} GB)" for bytes_, setting in helpful),
-        *(remedy for remedy, helps in others.items() if helps),
-    ] or ["a smaller model"]
 
 
 def _changed(config: TrainConfig, name: str, value: Any) -> TrainConfig:

@@ -33,7 +33,7 @@ from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import Sampler
 from policy_trainer.run_files.checkpoint import holds_masters, restore, write_weights
 from policy_trainer.trainer.evaluation.evaluator import Evaluator, make_evaluator
-from policy_trainer.trainer.plan import Unplanned, load_teacher_outline, plan, prompt_lengths, shortages
+from policy_trainer.trainer.plan import Planner, Unplanned, load_teacher_outline, prompt_lengths
 from policy_trainer.weights.quantised import load_base
 from shared.devices import choose_device
 from shared.logprobs import choose_forward
@@ -102,18 +102,17 @@ def warn_of_memory(
     Raises UserError for a model that cannot be read, and for what ranks cannot do.
     """
     source, revision = _source(config, checkpoint)
-    outline, teacher = load_outline(source, revision=revision), load_teacher_outline(config)
-    replan = partial(plan, outline=outline, gpu_bytes=None, ranks=ranks, teacher=teacher)
+    outline = load_outline(source, revision=revision)
+    make_planner = partial(Planner, outline, None, ranks=ranks, teacher=load_teacher_outline(config))
     try:
-        needs = replan(config)
-        if shortages(config, needs, None, replan):  # measuring prompts takes longer than planning without
+        short = make_planner().shortages(config)
+        if short:  # measuring prompts takes longer than planning without
             lengths, _ = prompt_lengths(prompt_encoder(config, judge.tokenizer, outline), task)
-            replan = partial(replan, prompt=max(lengths, default=None))
-            needs = replan(config)
+            short = make_planner(prompt=max(lengths, default=None)).shortages(config)
     except Unplanned as error:
         display.note(str(error))
         return
-    for shortage in shortages(config, needs, None, replan):
+    for shortage in short:
         display.note(f"this may run out of memory: {shortage} (`policy-trainer doctor --plan` says more)")
 
 

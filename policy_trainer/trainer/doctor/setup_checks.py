@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -27,11 +26,10 @@ from policy_trainer.trainer.doctor.findings import Finding, Subject, ok, warning
 from policy_trainer.trainer.plan import (
     GB,
     MAIN_MEMORY,
+    Planner,
     Unplanned,
     load_teacher_outline,
     memory_size,
-    plan,
-    shortages,
 )
 from policy_trainer.trainer.reference_servers import reference_device
 from policy_trainer.weights.quantised import check_quantisation, load_base
@@ -117,17 +115,15 @@ def devices(subject: Subject) -> Iterator[Finding]:
 def memory(subject: Subject) -> Iterator[Finding]:
     """By the plan of `doctor --plan`. Raises UserError for a prompt that cannot fit the context."""
     config = subject.config
-    longest, teacher = max(subject.lengths[0], default=None), load_teacher_outline(config)
-    replan = partial(
-        plan, outline=subject.outline, gpu_bytes=None, ranks=subject.ranks, teacher=teacher, prompt=longest
-    )
+    teacher, longest = load_teacher_outline(config), max(subject.lengths[0], default=None)
+    planner = Planner(subject.outline, None, ranks=subject.ranks, teacher=teacher, prompt=longest)
     try:
-        needs = replan(config)
+        needs = planner.needs(config)
     except Unplanned as error:
         yield warning(str(error), "watch the memory of the first steps")
         return
-    certain = {shortage.memory for shortage in shortages(config, [need.at_least for need in needs], None, replan)}
-    for shortage in shortages(config, needs, None, replan):
+    certain = {shortage.memory for shortage in planner.shortages(config, at_least=True)}
+    for shortage in planner.shortages(config):
         seen, remedy = shortage.problem, f"one of: {', '.join(shortage.remedies)}"
         if shortage.memory in certain:
             yield wrong(seen, remedy)

@@ -1,8 +1,9 @@
 """Plans of runs: which process is where, what does not fit, and what to do then."""
 
+import copy
 import re
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.reporting.display import Display
-from policy_trainer.trainer.plan import MAIN_MEMORY, Shortage, _Step, plan, shortages
+from policy_trainer.trainer.plan import MAIN_MEMORY, Need, Planner, Shortage, _Step
 from policy_trainer.trainer.policy import load_reward_scorer, warn_of_memory
 from shared.errors import UserError
 from shared.settings import from_values
@@ -43,9 +44,12 @@ def run(**settings: object) -> TrainConfig:
     return from_values(TrainConfig, **{"model": "m", "dtype": "bfloat16", **settings})
 
 
-def short(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, ranks: int = 1) -> list[Shortage]:
-    replan = partial(plan, outline=outline, gpu_bytes=gpu_bytes, ranks=ranks)
-    return shortages(config, replan(config), gpu_bytes, replan)
+def plan(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, **more: Any) -> list[Need]:
+    return Planner(outline, gpu_bytes, **more).needs(config)
+
+
+def short(config: TrainConfig, outline: PreTrainedModel, gpu_bytes: int | None, **more: Any) -> list[Shortage]:
+    return Planner(outline, gpu_bytes, **more).shortages(config)
 
 
 def test_one_gpu_holds_all_three_processes(outline: PreTrainedModel) -> None:
@@ -168,9 +172,10 @@ def test_train_warns_before_anything_is_loaded(
     outline: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: int
 ) -> None:
     """The directory has a configuration and no weights. 70B are more than this machine has."""
-    outline.config.update({"num_hidden_layers": 300})
-    outline.config.layer_types = None
-    outline.config.save_pretrained(tmp_path)
+    large = copy.deepcopy(outline.config)
+    large.update({"num_hidden_layers": 300})
+    large.layer_types = None
+    large.save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
     config = run(model=str(tmp_path), device="cpu", task="arithmetic")
     task = make_task(config)
@@ -192,18 +197,17 @@ def test_prompts_are_as_long_as_measured(outline: PreTrainedModel) -> None:
 def test_remedies_say_what_they_leave(outline: PreTrainedModel) -> None:
     """The first helps most, and what the reader is told is what the plan of that run says."""
     config = run(groups_per_step=8)
-    (shortage,) = short(config, outline, 300 * GIB)
-    values = [float(found) for found in re.findall(r"then about ([0-9.]+) GB", str(shortage))]
+    (shortage,) = short(config, outline, 240 * GIB)
+    values = [float(each) for each in re.findall(r"then about ([0-9.]+) GB", str(shortage))]
     assert values == sorted(values) and len(values) >= 4
     tokens = int(re.search(r"--micro-batch-tokens (\d+)", str(shortage))[1])  # type: ignore[index]
     assert f"--micro-batch-tokens {tokens} (then about" in str(shortage)
-    assert not short(run(groups_per_step=8, micro_batch_tokens=tokens), outline, 300 * GIB)
-    assert short(run(groups_per_step=8, micro_batch_tokens=2 * tokens), outline, 300 * GIB)
+    assert not short(run(groups_per_step=8, micro_batch_tokens=tokens), outline, 240 * GIB)
+    assert short(run(groups_per_step=8, micro_batch_tokens=2 * tokens), outline, 240 * GIB)
 
 
 def test_padded_rows_repeat_their_prompt() -> None:
     """A model whose configuration excludes the packed form."""
-    packed, padded = make_tiny("llama").to("meta"), make_tiny("mpt").to("meta")
     config = run(sampling={"max_completion_length": 20})
-    tokens = [_Step.of(config, model, 50).forward(1, "cpu").tokens for model in (packed, padded)]
+    tokens = [_Step.of(config, make_tiny(name), 50).forward(1, "cpu").tokens for name in ("llama", "mpt")]
     assert tokens == [50 + 8 * 20, 8 * (50 + 20)]
