@@ -30,7 +30,7 @@ from policy_trainer.learner.ranks.lead import Rank, load_rank
 from policy_trainer.learner.ranks.sharding import forward_cost, parts_of_rank
 from policy_trainer.learner.ranks.world import join_world
 from policy_trainer.trainer import memory
-from policy_trainer.trainer.memory import Shape
+from policy_trainer.trainer.memory import Shape, Work
 from shared.batch import Batch
 from shared.models import save_model
 from shared.process import child_environment
@@ -195,12 +195,12 @@ def measure(case: Case, directory: Path) -> list[Share]:
 def planned(case: Case, shape: Shape) -> tuple[int, int]:
     """Bytes of a rank between steps, and the most within one, by the formulas of `policy-trainer doctor --plan`."""
     width, optimizer = WIDTHS[case.dtype], OptimizerConfig()
-    tokens = {"tokens": case.groups * TOKENS, "completion_tokens": case.groups * COMPLETION_TOKENS}
+    work = Work(tokens=case.groups * TOKENS, completions=case.groups * COMPLETION_TOKENS, device="cpu")
     if case.ranks == 1:
-        parts = memory.training(shape, width, optimizer, **tokens, recompute=False)
+        parts = memory.training(shape, width, optimizer, work, recompute=False)
     else:
         parts = memory.divided(shape, width, optimizer, ranks=case.ranks, micro_batches=case.micro_batches)
-        parts["activations"] = memory.activations(shape, width, **tokens, recompute=False)
+        parts["activations"] = memory.activations(shape, width, work, recompute=False)
     return parts["weights"] + parts["gradients"] + parts["AdamW"], sum(parts.values())
 
 

@@ -52,10 +52,14 @@ def quick_imports() -> Generator[None]:
             gc.enable()
 
 
+# Bytes that `keep_freed_memory` keeps at most.
+KEPT_MEMORY = 512 * 2**20
+
+
 def keep_freed_memory() -> None:
     """For models on the CPU: by default glibc returns large freed blocks to the system, which clears every page again
-    at the next allocation, a quarter of the time of a small model's forward. Up to 512 MiB stay."""
-    _set(mmap=32 * 2**20, trim=512 * 2**20)  # the largest threshold that glibc accepts
+    at the next allocation, a quarter of the time of a small model's forward. Up to KEPT_MEMORY stays."""
+    _set(mmap=32 * 2**20, trim=KEPT_MEMORY)  # the largest threshold that glibc accepts
 
 
 def return_freed_memory() -> None:

@@ -22,10 +22,6 @@ if TYPE_CHECKING:  # PyTorch loads late, so that wrong options fail at once
     from policy_trainer.learner.ranks.world import World
 
 COLUMNS = 120
-# docs/memory.md has the measurement.
-UNCOUNTED = (
-    "up to 0.5 GB of freed memory that the process keeps for its next step; a smaller --micro-batch-tokens lowers it"
-)
 
 
 def run(arguments: list[str]) -> int:
@@ -69,7 +65,7 @@ def _examine(config: DoctorConfig, world: "World | None" = None, *, as_json: boo
 
 def _plan(config: DoctorConfig, *, as_json: bool) -> int:
     """Prints what each process needs. Raises UserError for a model or a device that is not there."""
-    from policy_trainer.trainer.plan import GB, MAIN_MEMORY, Planner, load_teacher_outline
+    from policy_trainer.trainer.plan import GB, Planner, load_teacher_outline
     from shared.models import load_outline
 
     gpu_bytes = None if config.gpu_memory_gib is None else int(config.gpu_memory_gib * 2**30)
@@ -96,8 +92,6 @@ def _plan(config: DoctorConfig, *, as_json: bool) -> int:
         "counted: prompts and completions of the greatest length; without --plan doctor measures the prompts",
         soft_wrap=True,
     )
-    if any(need.memory == MAIN_MEMORY and need.limit for need in needs):
-        console.print(f"not counted, for each process on a CPU: {UNCOUNTED}", soft_wrap=True)
     for shortage in short:
         console.print(f"does not fit: {shortage}", soft_wrap=True)
     return 1 if short else 0

@@ -22,7 +22,7 @@ from shared.logprobs.head import KEPT_LOGITS, tile_logits
 Parts = dict[str, int]
 """Bytes by what holds them."""
 # Parts that grow with the number of tokens. They assume that all completions have the maximum length.
-AT_MOST = frozenset({"activations", "cache"})
+AT_MOST = frozenset({"activations", "cache", "freed memory"})
 
 FLOAT32 = 4
 # Main memory of a process before it loads a model, measured with PyTorch's build for the CPU.

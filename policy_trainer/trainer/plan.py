@@ -24,6 +24,7 @@ from shared.errors import UserError
 from shared.logprobs import may_pack
 from shared.logprobs.padded import ROW_TOKENS
 from shared.models import load_outline
+from shared.process import KEPT_MEMORY
 from shared.spelling import spell_setting
 
 MAIN_MEMORY = "main memory"
@@ -238,8 +239,9 @@ class _Step:
         )
 
     def scoring(self, device: str) -> Work:
-        """The largest forward of the server, whose padded forwards let go of each micro-batch of rows."""
-        work = self.forward(_SCORING_TOKENS, device)
+        """The largest forward of the server, which may have more groups waiting than a step has. Its padded forwards
+        let go of each micro-batch of rows."""
+        work = replace(self, groups=_SCORING_TOKENS).forward(_SCORING_TOKENS, device)
         most = work.tokens if self.packed else max(ROW_TOKENS, self.prompt + self.completion)
         return replace(work, tokens=min(work.tokens, most))
 
@@ -340,8 +342,12 @@ def _worker(
 
 
 def _need(process: str, place: str, parts: Parts, limit: str) -> Need:
-    """What a process needs on its device: on a CPU also what it holds before it loads a model."""
-    return Need(process, place, memory.PROGRAM | parts if place == MAIN_MEMORY else parts, limit)
+    """What a process needs on its device: on a CPU also what it holds before it loads a model, and what it has freed
+    and keeps."""
+    if place == MAIN_MEMORY:
+        kept = min(parts.get("activations", 0), KEPT_MEMORY)
+        parts = memory.PROGRAM | parts | ({"freed memory": kept} if kept else {})
+    return Need(process, place, parts, limit)
 
 
 def _place(device: str) -> str:
