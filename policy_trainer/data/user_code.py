@@ -33,7 +33,11 @@ def import_named(name: str, setting: str) -> Any:
             f"{setting}: {name} cannot be imported from {here}, nor from the installed packages: "
             f"{type(error).__name__}: {error}"
         )
-        raise UserError("\n".join([reason, *user_lines(error)])) from error
+        remedy = ""
+        if module.endswith(".py"):
+            dotted = module.removesuffix(".py").strip("./").replace("/", ".")
+            remedy = f"name the module, not its file: {dotted}:{attribute}"
+        raise UserError("\n".join([reason, *user_lines(error)]), remedy) from error
 
 
 _PACKAGES = Path(__file__).parents[2]
