@@ -1,4 +1,4 @@
-"""Memory that the processes of short runs take on a CPU, at their peak, beside what `doctor` plans for them.
+"""Memory that the processes of short runs take on a CPU, at their peak, compared with what `doctor` plans.
 
 Each run has its own model and settings; rewards differ within every group, and completions have their full length, so
 that no group is left out of an update. Linux only.

@@ -124,7 +124,7 @@ class Planner:
         return [
             *trainer(config, trained, width, step, device),
             *_reference(config, shape, self._teacher, width, step, reference),
-            *_worker(config, shape, width, step, device, self._gpu_bytes),
+            *_worker(config, shape, trained, width, step, device, self._gpu_bytes),
         ]
 
     def _shapes(self, config: TrainConfig) -> tuple[Shape, Shape]:
@@ -324,7 +324,7 @@ def _reference(
 
 
 def _worker(
-    config: TrainConfig, shape: Shape, width: int, step: _Step, device: str, gpu_bytes: int | None
+    config: TrainConfig, shape: Shape, trained: Shape, width: int, step: _Step, device: str, gpu_bytes: int | None
 ) -> list[Need]:
     traits = config.sampler_traits
     if traits.server:
@@ -333,6 +333,8 @@ def _worker(
     rows = config.sampling.prompts_per_round * config.sampling.num_generations
     tokens = config.sampling.prompts_per_round * step.group
     parts = memory.sampling(shape, width, tokens=tokens, rows=rows)
+    if place == MAIN_MEMORY:  # a GPU's worker reads it tensor by tensor
+        parts |= memory.publication(trained, width)
     if traits.takes_first_gpus and (size := memory_size(_place(device), gpu_bytes)) is not None:
         # Asleep, its memory is the trainer's.
         asleep = config.vllm.enable_sleep_mode

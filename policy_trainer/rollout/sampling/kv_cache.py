@@ -2,7 +2,8 @@
 grows in place."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -299,12 +300,28 @@ def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vi
     ids, mask, places = ids.to(device), mask.to(device), places.to(device)
     pictures = vision.inputs([prompt.images for prompt in prompts], ids) if vision else {}
     options = {"use_cache": True, "logits_to_keep": 1, **pictures}
-    output = model(input_ids=ids, attention_mask=mask, position_ids=places, **options)
+    with _contiguous_for_head(model):
+        output = model(input_ids=ids, attention_mask=mask, position_ids=places, **options)
     name = next((name for name in _CACHE_NAMES if getattr(output, name, None) is not None), None)
     if name is None:
         raise UserError(f"model: {type(model).__name__} keeps no key-value cache to sample with")
     largest = places.view(-1, *ids.shape).amax((0, 2))[:, None]
     return PrefilledPrompts(output.logits[:, -1], getattr(output, name), mask, largest, name)
+
+
+@contextmanager
+def _contiguous_for_head(model: PreTrainedModel) -> Generator[None]:
+    """The LM head gets the last hidden states in one piece. As a view of all of them, PyTorch copies the weight of a
+    frozen head in bfloat16 once for each row: 3.6 GB for 64 prompts of SmolLM2-135M, and seconds."""
+    head = model.get_output_embeddings()
+    if head is None:
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda module, inputs: (inputs[0].contiguous(), *inputs[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _positions(prompt: EncodedPrompt, vision: Vision | None) -> Tensor:

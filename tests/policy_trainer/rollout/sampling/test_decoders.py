@@ -1,6 +1,7 @@
 """Decoders: which models and prompts take which, and that all compute the same logits."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -91,3 +92,12 @@ def test_a_window_keeps_no_more_columns_than_it_reaches() -> None:
             layer.select(1, torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long))
     assert room < 50
     assert layer.get_seq_length() == 32 + 49
+
+
+def test_a_frozen_heads_weight_is_not_copied_for_each_row() -> None:
+    """PyTorch would, for a view of the hidden states of several prompts."""
+    model, contiguous = next(iter(SHARING.values()))().requires_grad_(False), list[bool]()
+    head: Any = model.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, output: contiguous.append(inputs[0].is_contiguous()))
+    prefill(model, texts([[5, 6, 7], [8, 9]]), None)
+    assert contiguous == [True] and not head._forward_pre_hooks

@@ -54,6 +54,9 @@ class Scripted:
     def eval(self) -> "Scripted":
         return self
 
+    def get_output_embeddings(self) -> None:
+        """It has no LM head."""
+
     def set_attn_implementation(self, name: str) -> None:
         assert name == self.config._attn_implementation
 

@@ -227,6 +227,8 @@ def test_a_lease_beyond_the_bound_waits_and_is_then_refused(
         ({"lineage": "a/b"}, "lineage"),
         ({"lineage": "x" * 201}, "lineage"),
         ({"surprise": 1}, "surprise"),
+        ({"lease_seconds": float("inf")}, "lease_seconds"),
+        ({"lease_seconds": float("nan")}, "lease_seconds"),
         ({"\ud800": 1}, None),
     ],
 )
