@@ -39,8 +39,10 @@ class Display:
         self._steps = steps
         self._first_step = first_step
         self._times: deque[tuple[int, float]] = deque(maxlen=20)
-        self._patience = Patience()
+        self._waits = Patience()
+        self._evaluations = Patience()
         self._evaluating_since: float | None = None
+        self._answered = 0
 
     def start(self) -> None:
         pass
@@ -64,7 +66,7 @@ class Display:
 
     def waiting(self, reason: str, seconds: float) -> None:
         """Shows that the trainer has waited for batches for so many seconds, and why."""
-        if self._patience.is_over(seconds):
+        if self._waits.is_over(seconds):
             self.note(_waited(reason, seconds))
 
     def evaluating(self, done: int, total: int) -> None:
@@ -72,9 +74,13 @@ class Display:
         now = time.monotonic()
         if self._evaluating_since is None:  # the first may take long, and shows how long the others will
             self.note(f"evaluating {total} held-out problems")
-        self._evaluating_since = self._evaluating_since if done and self._evaluating_since is not None else now
-        if 0 < done < total and self._patience.is_over(now - self._evaluating_since):
-            self.note(f"evaluating: {done} of {total} held-out problems")
+        if self._evaluating_since is None or done < self._answered:  # a new one
+            self._evaluating_since = now
+        self._answered = done
+        seconds = now - self._evaluating_since
+        if self._evaluations.is_over(seconds) and done < total:
+            left = f", about {seconds / done * (total - done):.0f} s left" if done else ""
+            self.note(f"evaluating for {seconds:.0f} s: {done} of {total} held-out problems{left}")
 
     def _seconds_left(self, step: int) -> float | None:
         """Estimated from the time that the latest steps took."""

@@ -1,15 +1,21 @@
 """How long the stages of a run take, and when a wait is long enough to be reported."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 
 import structlog
 
 log = structlog.get_logger()
 
 # Shorter waits are not reported.
-_QUIET_SECONDS = 3.0
+_QUIET_SECONDS = 30.0
+# A wait is unusual if it is so many times as long as the median of the latest earlier ones, without the shortest.
+_UNUSUAL = 3.0
+_REMEMBERED = 20
+_NOTICED_SECONDS = 1.0
 
 
 class Stopwatch:
@@ -36,20 +42,24 @@ class Stopwatch:
 
 
 class Patience:
-    """Decides when to report a wait: after _QUIET_SECONDS, and then each time it has become twice as long."""
+    """Decides when to report a wait: when it is unusually long, and then each time it has become twice as long."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
-        self._next = _QUIET_SECONDS
+        self._reported = 0.0
+        self._earlier: deque[float] = deque(maxlen=_REMEMBERED)
 
     def is_over(self, seconds: float) -> bool:
         """Whether to report the wait now. seconds: how long it has lasted; fewer than last time means a new wait."""
         if seconds < self._seconds:
-            self._next = _QUIET_SECONDS
+            if self._seconds >= _NOTICED_SECONDS:
+                self._earlier.append(self._seconds)
+            self._reported = 0.0
         self._seconds = seconds
-        if seconds < self._next:
+        usual = median(self._earlier) if self._earlier else 0.0
+        if seconds < max(_QUIET_SECONDS, _UNUSUAL * usual, 2 * self._reported):
             return False
-        self._next = 2 * seconds
+        self._reported = seconds
         return True
 
 

@@ -25,7 +25,7 @@ from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rollout.environments.dialogue import UNREADABLE, Call, Dialogue
 from policy_trainer.rollout.environments.response_reader import ResponseReader
 from policy_trainer.rollout.environments.sessions import RESET, Session, Sessions, ToolAnswer
-from policy_trainer.rollout.environments.single_answers import OnIdle, Opened, OpenProblem, nothing
+from policy_trainer.rollout.environments.single_answers import OnProgress, Opened, OpenProblem, nothing
 from policy_trainer.rollout.sampling.sampler import RunningBatch, Sampler, SamplingParams
 from shared.errors import UserError
 
@@ -123,7 +123,9 @@ class Rollouts:
         self._any_was_reset = False
         self._threads = _threads()
 
-    def open(self, problems: Mapping[int, Problem], size: int, on_idle: OnIdle = nothing) -> list[OpenProblem | None]:
+    def open(
+        self, problems: Mapping[int, Problem], size: int, on_progress: OnProgress = nothing
+    ) -> list[OpenProblem | None]:
         """Resets the environments of `size` rollouts of each problem, all at once. The keys are the problems' indexes,
         for the random numbers.
 
@@ -133,7 +135,7 @@ class Rollouts:
         begun = [self._begin(problem, index, size) for index, problem in problems.items()]
         left = {future for futures in begun for future in futures}
         while left:
-            on_idle()
+            on_progress(0)
             left = wait(left, _WAIT_SECONDS).not_done
         self._any_was_reset |= any(not future.exception() for futures in begun for future in futures)
         return [self._opened(problem, futures) for problem, futures in zip(problems.values(), begun, strict=True)]
@@ -144,7 +146,7 @@ class Rollouts:
         problems: Opened,
         params: SamplingParams,
         seed: int,
-        on_idle: OnIdle = nothing,
+        on_progress: OnProgress = nothing,
         *,
         in_step: bool = False,
     ) -> list[list[Completion]]:
@@ -160,7 +162,7 @@ class Rollouts:
                 for rows in _alike(rollouts):
                     first = rollouts[rows[0]]
                     batch.add(rows, first.prompt.followed_by(first.ids), self._limit)
-                self._run(batch, rollouts, on_idle, in_step)
+                self._run(batch, rollouts, on_progress, in_step)
             for reward in [self._threads.submit(self._judge, rollout) for rollout in rollouts]:
                 reward.result()
         except BaseException:  # calls may be under way, which must not meet the next rollout
@@ -241,7 +243,7 @@ class Rollouts:
         first, *others = [replace(_shown(problem, text), tools=tools) for text in shown or [None]]
         return OpenProblem(first, sessions, [first, *others] if len(set(shown)) > 1 else ())
 
-    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout], on_idle: OnIdle, in_step: bool) -> None:
+    def _run(self, batch: RunningBatch, rollouts: Sequence[_Rollout], on_progress: OnProgress, in_step: bool) -> None:
         """Samples until all rollouts have ended."""
         answered: SimpleQueue[tuple[int, Future[list[int] | End]]] = SimpleQueue()
         arrived: list[tuple[int, Future[list[int] | End]]] = []
@@ -252,9 +254,8 @@ class Rollouts:
                     waiting += 1
                     future = self._threads.submit(self._call, rollouts[row], calls)
                     future.add_done_callback(lambda done, row=row: answered.put((row, done)))
+            on_progress(len(rollouts) - len(batch) - waiting)
             idle = len(arrived) < waiting and not len(batch)
-            if idle:
-                on_idle()
             arrived += _arrived(answered, _WAIT_SECONDS if idle else 0)
             if in_step and (len(batch) or len(arrived) < waiting):
                 continue

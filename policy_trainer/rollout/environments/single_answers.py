@@ -37,18 +37,20 @@ class OpenProblem:
 
 # Problems to sample, with their prompts.
 Opened = Sequence[tuple[OpenProblem, EncodedPrompt]]
-# Called again and again while there is nothing to do but wait; may raise.
-OnIdle = Callable[[], None]
+# Called again and again with the number of completions that have ended; may raise.
+OnProgress = Callable[[int], None]
 
 
-def nothing() -> None:
-    """Waits in silence."""
+def nothing(ended: int) -> None:
+    """Reports no progress."""
 
 
 class SingleAnswers:
     """Takes the place of Rollouts, with its methods, where the model has no tools: a completion is one answer."""
 
-    def open(self, problems: Mapping[int, Problem], size: int, on_idle: OnIdle = nothing) -> list[OpenProblem | None]:
+    def open(
+        self, problems: Mapping[int, Problem], size: int, on_progress: OnProgress = nothing
+    ) -> list[OpenProblem | None]:
         return [OpenProblem(problem) for problem in problems.values()]
 
     def sample(
@@ -57,11 +59,11 @@ class SingleAnswers:
         problems: Opened,
         params: SamplingParams,
         seed: int,
-        on_idle: OnIdle = nothing,
+        on_progress: OnProgress = nothing,
         *,
         in_step: bool = False,
     ) -> list[list[Completion]]:
-        return sample(sampler, [prompt for _, prompt in problems], params, seed)
+        return sample(sampler, [prompt for _, prompt in problems], params, seed, on_progress)
 
     def release(self) -> None:
         """There is nothing to give back."""

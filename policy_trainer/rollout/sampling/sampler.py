@@ -1,6 +1,6 @@
 """The protocols of samplers, and the sampling parameters of one call."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +109,16 @@ class Sampler(Protocol):
 
 
 def sample(
-    sampler: Sampler, prompts: Sequence[EncodedPrompt], params: SamplingParams, seed: int
+    sampler: Sampler,
+    prompts: Sequence[EncodedPrompt],
+    params: SamplingParams,
+    seed: int,
+    on_progress: Callable[[int], None] = lambda ended: None,
 ) -> list[list[Completion]]:
-    """Samples num_generations completions for each prompt. Returns them in the order of the prompts."""
+    """Samples num_generations completions for each prompt. Returns them in the order of the prompts.
+
+    on_progress: called after each token with the number of completions that have ended; may raise.
+    """
     size = params.num_generations
     ended: dict[int, Completion] = {}
     with sampler.running_batch(params, seed) as batch:
@@ -119,6 +126,7 @@ def sample(
             batch.add(range(place * size, (place + 1) * size), prompt, params.max_completion_length)
         while len(batch):
             ended |= dict(batch.advance())
+            on_progress(len(ended))
     return [[ended[place * size + row] for row in range(size)] for place in range(len(prompts))]
 
 

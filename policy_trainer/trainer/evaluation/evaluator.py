@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from transformers import PreTrainedModel
 
@@ -24,7 +23,7 @@ from policy_trainer.rewards.judging import Groups, RewardScorer
 from policy_trainer.rewards.registry import measures_correctness
 from policy_trainer.rollout.environments.rollouts import Rollouts, make_rollouts
 from policy_trainer.rollout.environments.sessions import RESET, Sessions
-from policy_trainer.rollout.environments.single_answers import OnIdle, OpenProblem, SingleAnswers
+from policy_trainer.rollout.environments.single_answers import OnProgress, OpenProblem, SingleAnswers
 from policy_trainer.rollout.sampling.sampler import Sampler, SamplingParams, sampling_params
 from policy_trainer.trainer.evaluation.results import Evaluation, Transcript, summarise, transcripts
 from shared.errors import UserError
@@ -76,7 +75,7 @@ class Evaluator:
         """Evaluates on the first `problems` held-out problems, or all, with params.num_generations answers to each.
 
         on_progress: called with the number of answered problems and the number of all, too long ones too; again and
-        again while tools run. It may raise.
+        again while they are sampled. It may raise.
         """
         chosen = self._task.eval_problems()[:problems]
         unusable = ""
@@ -84,23 +83,26 @@ class Evaluator:
         size = params.num_generations
         batch_size = max(1, self._batch_size // size)
         before = self._judge.failures
-        on_progress(0, len(chosen))
+
+        def on_sampled(completions: int) -> None:
+            on_progress(len(answered) + completions // size, len(chosen))
+
+        on_sampled(0)
         # Encoded a batch at a time: tensors of all pictures could fill the memory.
         for start in range(0, len(chosen), batch_size):
-            on_idle = partial(on_progress, len(answered), len(chosen))
-            chunk, reason = self._encode(chosen[start : start + batch_size], start, size, on_idle)
+            chunk, reason = self._encode(chosen[start : start + batch_size], start, size, on_sampled)
             unusable = reason or unusable
             if not chunk:
                 continue
             prompts = [*chunk.values()]
-            completions = self._rollouts.sample(sampler, prompts, params, seed + len(answered), on_idle)
+            completions = self._rollouts.sample(sampler, prompts, params, seed + len(answered), on_sampled)
             groups = [(opened.problem, answers) for (opened, _), answers in zip(prompts, completions, strict=True)]
             judged = self._judged(groups, [*chunk])
             self._rollouts.release()
             if len(answered) >= _WITH_IMAGES:  # all pictures could fill the memory, and only the first are shown
                 judged = [tuple(replace(item, images=()) for item in group) for group in judged]
             answered.extend(judged)
-            on_progress(len(answered), len(chosen))
+            on_sampled(0)
         failures = self._judge.failures_since(before)
         not_reset, reason = failures.pop(RESET, (0, ""))
         resets = (
@@ -137,12 +139,12 @@ class Evaluator:
         return [transcripts(*each) for each in zip(places, judged, right, turns, strict=True)]
 
     def _encode(
-        self, problems: Sequence[Problem], start: int, size: int, on_idle: OnIdle
+        self, problems: Sequence[Problem], start: int, size: int, on_progress: OnProgress
     ) -> tuple[dict[int, tuple[OpenProblem, EncodedPrompt]], str]:
         """Returns the problems whose environments can be reset and whose prompts are usable, by their position in the
         held-out set, and the error of an unusable prompt, empty if there is none. start: the position of the first
         problem. size: answers per problem."""
-        opened = self._rollouts.open(dict(enumerate(problems, _FIRST_INDEX + start)), size, on_idle)
+        opened = self._rollouts.open(dict(enumerate(problems, _FIRST_INDEX + start)), size, on_progress)
         encoded, unusable = {}, ""
         for place, each in enumerate(opened, start):
             if each is None:

@@ -73,9 +73,21 @@ def test_a_note_is_printed_unchanged_and_a_wait_with_its_reason(terminal: bool) 
     display.note(text)
     assert text in output.getvalue()
     display.start()
-    display.waiting("the reference server scores 3 batches", 4.0)
+    display.waiting("the reference server scores 3 batches", 31.0)
     display.stop()
-    assert "waited 4 s so far: the reference server scores 3 batches" in output.getvalue()
+    assert "waited 31 s so far: the reference server scores 3 batches" in output.getvalue()
+
+
+def test_lines_name_unusual_waits_only() -> None:
+    """Each wait of 40 s is polled every 5 s. The first is new; then one of 40 s is usual, and one of 10 minutes not."""
+    output = io.StringIO()
+    display = make_display(Console(file=output, width=300), steps=50, first_step=0)
+    for longest in (40, 40, 40, 600, 40):
+        for seconds in range(0, longest + 1, 5):
+            display.waiting("the workers sample", float(seconds))
+        display.waiting("the server answers", 0.1)  # too short to count
+    waits = [line.split()[1] for line in output.getvalue().splitlines()]
+    assert waits == ["30", "120", "240", "480"]
 
 
 def test_lines_begin_with_the_first_step_of_a_process() -> None:
@@ -118,10 +130,13 @@ def test_lines_show_the_first_evaluation_at_once_and_long_ones_later(monkeypatch
     for done in (32, 64, 0, 32, 64, 0):  # the next ones are quick, and take some time
         display.evaluating(done, 64)
     assert output.getvalue().count("\n") == 1
-    now += 60
-    display.evaluating(32, 64)
-    display.evaluating(64, 64)
-    assert output.getvalue().splitlines()[1:] == ["evaluating: 32 of 64 held-out problems"]
+    for seconds, done in ((20, 0), (20, 0), (10, 16), (14, 32), (16, 40), (5, 64)):
+        now += seconds
+        display.evaluating(done, 64)
+    assert output.getvalue().splitlines()[1:] == [
+        "evaluating for 40 s: 0 of 64 held-out problems",
+        "evaluating for 80 s: 40 of 64 held-out problems, about 48 s left",
+    ]
 
 
 ESCAPE = "\x1b]0;owned\x07\x9b2J\u202e"

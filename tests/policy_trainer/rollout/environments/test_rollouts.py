@@ -342,7 +342,7 @@ class TestTrouble:
         it = talk(environment=[f"{PLACE}:Counter"])
         waits, began = iter([None]), time.monotonic()
         with pytest.raises(StopIteration):
-            it.rollouts.open({0: Problem("", extras={"start": 0, "seconds": 20.0})}, 1, lambda: next(waits))
+            it.rollouts.open({0: Problem("", extras={"start": 0, "seconds": 20.0})}, 1, lambda ended: next(waits))
         assert time.monotonic() - began < 10
 
     def test_waiting_for_a_tool_can_be_interrupted(self, talk: Callable[..., Talk]) -> None:
@@ -352,7 +352,7 @@ class TestTrouble:
         params, waits = sampling_params(it.config.sampling, num_generations=1), iter([None, None])
         problems, began = [(opened, it.encoder.encode(opened.problem))], time.monotonic()
         with pytest.raises(StopIteration):
-            it.rollouts.sample(script, problems, params, 0, lambda: next(waits))  # type: ignore[arg-type]
+            it.rollouts.sample(script, problems, params, 0, lambda ended: next(waits))  # type: ignore[arg-type]
         assert time.monotonic() - began < 15 and not it.sessions.used
 
     def test_a_lost_environment_has_no_reward_even_without_get_reward(self, talk: Callable[..., Talk]) -> None:

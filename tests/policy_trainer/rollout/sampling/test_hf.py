@@ -38,6 +38,15 @@ class TestGreedy:
                 assert completion.ids.tolist() == ids
                 assert completion.finished is (ids[-1] % 4 == 1)
 
+    def test_reports_the_completions_that_have_ended(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    ) -> None:
+        ended: list[int] = []
+        greedy = SamplingParams(1, 24, temperature=0)
+        groups = sample(HFSampler(model, tokenizer), texts(PROMPTS), greedy, seed=0, on_progress=ended.append)
+        assert len(ended) == max(len(completion.ids) for [completion] in groups), "after each token"
+        assert ended == sorted(ended) and 0 < len(set(ended)) - 1 < len(ended) and ended[-1] == len(PROMPTS)
+
     def test_with_a_repetition_penalty_equals_generate(
         self, make_tiny: Make, tokenizer: PreTrainedTokenizerFast
     ) -> None:

@@ -116,7 +116,7 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
     lengths = [len(tokenizer.encode(PROBLEMS[i][0])) + 1 for i in (0, 1, 4)] + [len("no idea.")]
     assert result.mean_tokens == pytest.approx(sum(lengths) / 4)
     assert sampler.calls == [(3, 100), (2, 103)]
-    assert progress == [(0, 6), (3, 6), (5, 6)]
+    assert [*dict.fromkeys(progress)] == [(0, 6), (3, 6), (5, 6)]
     assert result.decoding == "greedy"
     assert "transcripts" not in result.summary() and result.summary()["accuracy"] == 0.5
     assert [(item.answer, item.correct) for item in result.transcripts] == [
