@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from textwrap import shorten
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -23,11 +22,32 @@ ANSWER = "<answer>"
 _MOSTLY = 0.75
 # Characters of a completion that are shown.
 _SHOWN = 160
+# Answers of an evaluation whose beginnings are shown.
+_SHOWN_ANSWERS = 3
 
 
 def last_of_first(groups_per_step: int, max_steps: int) -> int:
     """The step after which enough groups were seen."""
     return min(max_steps, max(_STEPS, math.ceil(_GROUPS / groups_per_step)))
+
+
+def unrewarded(answers: Sequence[str], rewards: Sequence[str], tagged: Set[str]) -> str:
+    """Says that none of the answers of the first evaluation is rewarded, what the rewards look for, and how the first
+    answers begin. tagged: names of the rewards that look for answer tags."""
+    looking = ", ".join(name for name in rewards if name in tagged)
+    with_tags = sum(ANSWER in answer for answer in answers) or "none"
+    tags = f" {looking} looks for {ANSWER} tags, which {with_tags} of them have." if looking else ""
+    beginnings = "\n".join(f"  {_beginning(text)}" for text in answers[:_SHOWN_ANSWERS])
+    return (
+        f"none of the {len(answers)} answers to held-out problems is rewarded ({', '.join(rewards)}).{tags} A "
+        f"run learns only from problems that some completions solve. They begin:\n{beginnings}"
+    )
+
+
+def _beginning(text: str) -> str:
+    """Of a completion, in quotes and on one line."""
+    line = " ".join(text.split())
+    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]} …") if line else "(empty)"
 
 
 class NothingToLearn(Trouble):
@@ -91,7 +111,7 @@ class _Evidence:
         self.without_answer = bool(self.tagged) and not any(ANSWER in text for text in texts)
         self.tags_requested = any(ANSWER in decode(batch.group.prompt_ids) for batch in batches)
         self.count = len(self.rewards)
-        self.example = f"One begins: {shorten(texts[0], _SHOWN, placeholder=' …') or '(empty)'!r}"
+        self.example = f"One begins: {_beginning(texts[0])}"
 
 
 def _sampled(batch: Batch) -> Iterator[np.ndarray]:

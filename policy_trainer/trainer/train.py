@@ -13,6 +13,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.processes.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
+from policy_trainer.reporting.first_steps import unrewarded
 from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
 from policy_trainer.rollout.outbox import count_refused
@@ -221,6 +222,10 @@ class Trainer:
             name, error = next(iter(evaluation.failed.items()))
             raise RewardsFailed(name, "every answer of the first evaluation", error)
         step = self._state.step
+        if step == 0 and evaluation.is_unrewarded:
+            answers = [item.completion for item in evaluation.transcripts]
+            text = unrewarded(answers, [*evaluation.rewards], self._policy.tagged_rewards)
+            self._reporters.display.note(f"step 0, before training: {text}")
         self._evaluated = {"step": step, **evaluation.summary()}
         scores = list(evaluation.scores)
         if best := scores > self._state.best_scores:

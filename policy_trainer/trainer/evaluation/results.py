@@ -100,6 +100,13 @@ class Evaluation:
         return not math.isnan(self.accuracy)
 
     @property
+    def is_unrewarded(self) -> bool:
+        """Whether rewards judged several answers, and all got the same, 0 or less."""
+        rewards = {item.reward for item in self.transcripts}
+        several = len(self.transcripts) > 1 and len(rewards) == 1
+        return several and max(rewards) <= 0 and any(name != NOTHING for name in self.rewards)
+
+    @property
     def scores(self) -> tuple[float, ...]:
         """What checkpoints are compared by, the first figure first; empty where nothing could be judged.
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from policy_trainer.config import LossConfig
-from policy_trainer.reporting.first_steps import FirstSteps, last_of_first
+from policy_trainer.reporting.first_steps import FirstSteps, last_of_first, unrewarded
 from shared.batch import Batch
 
 TAGS = frozenset({"accuracy", "format"})
@@ -132,3 +132,12 @@ def test_with_a_teacher_only_unjudged_completions_are_reported(tokenizer: Any, m
     alike, unjudged = make_batch([WRONG, WRONG], [0.0, 0.0]), make_batch([WRONG, WRONG], [NAN, NAN])
     assert troubles(tokenizer, [alike], [alike], loss=loss) == []
     assert len(troubles(tokenizer, [unjudged], [unjudged], loss=loss)) == 1
+
+
+def test_answers_without_a_reward_are_shown_with_what_is_looked_for() -> None:
+    answers = ["It is 5.", "x" * 500, "", "<answer>7</answer>"]
+    text = unrewarded(answers, ["accuracy", "mine:reward"], {"accuracy"})
+    assert "none of the 4 answers to held-out problems is rewarded (accuracy, mine:reward)" in text
+    assert "accuracy looks for <answer> tags, which 1 of them have" in text
+    assert text.splitlines()[1:] == ["  'It is 5.'", f"  '{'x' * 160} …'", "  (empty)"]
+    assert "tags" not in unrewarded(answers, ["mine:reward"], set())

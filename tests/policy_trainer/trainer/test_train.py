@@ -136,6 +136,8 @@ class Measured:
     """An evaluation."""
 
     scores: tuple[float, ...]
+    is_unrewarded: ClassVar[bool] = False
+    rewards: ClassVar[dict[str, float]] = {"accuracy": 0.0}
     failed: ClassVar[dict[str, str]] = {}
     failures: ClassVar[tuple[str, ...]] = ()
     num_generations: ClassVar[int] = 1
@@ -174,7 +176,7 @@ def make_trainer(
         batches = [make_scored([3], rows, [0.0, 1.0], ref_logps=scores, number=number) for number in range(2)]
         stop, ledger, metrics = StopRequest(), CountingLedger(), Metrics()
         feed = Feed(batches, ledger)
-        display = Display(Console(quiet=True), 2, 0)
+        display = Display(Console(), 2, 0)
 
         def write(directory: Path) -> Future[None] | None:
             write_weights(model, tokenizer, learner.weights, directory)
@@ -250,6 +252,17 @@ def test_an_evaluation_without_answers_is_left_out_after_the_first(make_trainer:
     trainer, *_ = make_trainer(evaluated=(None,))
     with pytest.raises(NothingAnswered, match="could not be reset"):
         trainer.run()
+
+
+def test_a_first_evaluation_without_a_reward_says_so(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Measured, "is_unrewarded", True)
+    trainer, *_ = make_trainer()
+    trainer.run()
+    output = capsys.readouterr().out
+    assert output.count("none of the 1 answers to held-out problems is rewarded (accuracy).") == 1
+    assert "step 0, before training: none" in output and "'41'" in output
 
 
 def test_a_finished_run_is_acked_and_ended(make_trainer: Any) -> None:

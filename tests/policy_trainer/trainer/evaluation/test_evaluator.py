@@ -18,9 +18,10 @@ from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
 from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import RewardScorer
+from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.rollout.sampling.sampler import SamplingParams
 from policy_trainer.trainer.evaluation.evaluator import Evaluator
-from policy_trainer.trainer.evaluation.results import sampled_groups, wilson_interval
+from policy_trainer.trainer.evaluation.results import Transcript, sampled_groups, summarise, wilson_interval
 from policy_trainer.trainer.evaluation.standalone import evaluation_table
 from shared.batch import TokenGroup
 from shared.errors import UserError
@@ -100,6 +101,19 @@ PROBLEMS = (
     ("<answer>8</answer>", "8"),
     ("no idea.", "9"),
 )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [((0.0, 0.0), True), ((-1.0, -1.0), True), ((0.0, 1.0), False), ((0.5, 0.5), False), ((-1.0, 0.0), False),
+     ((math.nan, 0.0), False), ((0.0,), False)],
+)  # fmt: skip
+def test_whether_no_answer_is_rewarded(rewards: tuple[float, ...], expected: bool) -> None:
+    """A single answer may have any reward by chance."""
+    answers = [[Transcript("?", "a", "b", 0, reward, {"accuracy": reward}, 1, True, "")] for reward in rewards]
+    assert summarise(answers, GREEDY, left_out=0).is_unrewarded is expected
+    without = [[replace(item, parts={NOTHING: 0.0}) for item in group] for group in answers]
+    assert not summarise(without, GREEDY, left_out=0).is_unrewarded
 
 
 def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
