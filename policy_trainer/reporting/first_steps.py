@@ -22,8 +22,8 @@ ANSWER = "<answer>"
 _MOSTLY = 0.75
 # Characters of a completion that are shown.
 _SHOWN = 160
-# Answers of an evaluation whose beginnings are shown.
-_SHOWN_ANSWERS = 3
+# Completions without a reward whose beginnings are shown.
+_SHOWN_COMPLETIONS = 3
 
 
 def last_of_first(groups_per_step: int, max_steps: int) -> int:
@@ -31,16 +31,17 @@ def last_of_first(groups_per_step: int, max_steps: int) -> int:
     return min(max_steps, max(_STEPS, math.ceil(_GROUPS / groups_per_step)))
 
 
-def unrewarded(answers: Sequence[str], rewards: Sequence[str], tagged: Set[str]) -> str:
-    """Says that none of the answers of the first evaluation is rewarded, what the rewards look for, and how the first
-    answers begin. tagged: names of the rewards that look for answer tags."""
+def unrewarded(completions: Sequence[str], rewards: Sequence[str], tagged: Set[str]) -> str:
+    """Says what rewards look for that give these completions nothing, and how the first of them begin. tagged: names of
+    the rewards that look for answer tags."""
     looking = ", ".join(name for name in rewards if name in tagged)
-    with_tags = sum(ANSWER in answer for answer in answers) or "none"
-    tags = f" {looking} looks for {ANSWER} tags, which {with_tags} of them have." if looking else ""
-    beginnings = "\n".join(f"  {_beginning(text)}" for text in answers[:_SHOWN_ANSWERS])
+    with_tags = sum(ANSWER in text for text in completions) or "none"
+    tags = f" ({looking} looks for {ANSWER} tags, which {with_tags} of them have)" if looking else ""
+    beginnings = "\n".join(f"  {_beginning(text)}" for text in completions[:_SHOWN_COMPLETIONS])
+    names = ", ".join(rewards) or "the rewards"
     return (
-        f"none of the {len(answers)} answers to held-out problems is rewarded ({', '.join(rewards)}).{tags} A "
-        f"run learns only from problems that some completions solve. They begin:\n{beginnings}"
+        f"{names} gave all {len(completions)} the same, 0 or less{tags}. A run learns only from problems that some "
+        f"completions solve. They begin:\n{beginnings}"
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from policy_trainer.algorithms.objective.group import Group
@@ -16,6 +17,7 @@ from policy_trainer.processes.lifecycle.endings import RankLost, RunFailed, Stop
 from policy_trainer.reporting.first_steps import unrewarded
 from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
+from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.rollout.outbox import count_refused
 from policy_trainer.run_files.checkpoint import PendingCheckpoint, RunFiles
 from policy_trainer.trainer.bad_groups import BadGroups, Failure, describe, fail_together, not_finite
@@ -28,6 +30,7 @@ from shared.atomic_files import atomic_directory
 from shared.batch import Batch
 from shared.client import Leased
 from shared.errors import UserError
+from shared.models import decode
 from shared.spelling import spell_setting
 
 
@@ -57,6 +60,7 @@ class Trainer:
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: PendingCheckpoint | None = None
         self._bad_groups = BadGroups()
+        self._unrewarded_steps = 0  # in a row
 
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
@@ -108,6 +112,7 @@ class Trainer:
                     if state.step % config.publish_every == 0 and state.step < config.max_steps:
                         self._publish()
                 self._evaluate_and_checkpoint()
+                self._stop_if_unrewarded(batches)
                 self._stop_if_wished()
         except Stopped:
             pass  # raised while waiting or evaluating, never within a step
@@ -225,7 +230,9 @@ class Trainer:
         if step == 0 and evaluation.is_unrewarded:
             answers = [item.completion for item in evaluation.transcripts]
             text = unrewarded(answers, [*evaluation.rewards], self._policy.tagged_rewards)
-            self._reporters.display.note(f"step 0, before training: {text}")
+            self._reporters.display.note(
+                f"step 0, before training: no answer to the held-out problems is rewarded: {text}"
+            )
         self._evaluated = {"step": step, **evaluation.summary()}
         scores = list(evaluation.scores)
         if best := scores > self._state.best_scores:
@@ -343,6 +350,26 @@ class Trainer:
         self._reporters.display.note(f"step {self._state.step}: loss or gradient is not finite; no update was made")
         if self._state.bad_steps_in_a_row >= self._config.max_bad_steps:
             raise not_finite(leased, self._config.max_bad_steps, self._files.directory.bad_batches)
+
+    def _stop_if_unrewarded(self, batches: Sequence[Batch]) -> None:
+        """Ends the run after max_unrewarded_steps steps in a row in which all completions got the same reward, 0 or
+        less. What was trained gets a checkpoint."""
+        rewards, names = np.concatenate([batch.rewards for batch in batches]), [*batches[0].reward_parts]
+        alike = bool((rewards == rewards[0]).all() and rewards[0] <= 0)
+        judged = names != [NOTHING] and not self._config.loss.distillation
+        self._unrewarded_steps = self._unrewarded_steps + 1 if alike and judged else 0
+        most = self._config.max_unrewarded_steps
+        if not most or self._unrewarded_steps < most or self._state.step >= self._config.max_steps:
+            return
+        self._checkpoint()
+        self._settle()
+        decoded = [decode(self._policy.tokenizer, ids.tolist()) for each in batches for ids in each.group.completions()]
+        text = unrewarded(decoded, names, self._policy.tagged_rewards)
+        raise RunFailed(
+            f"no completion of the last {most} steps is rewarded. In the last, {text}",
+            f"take easier problems or a stronger model, show it solutions first (policy-trainer sft), or go on with "
+            f"{spell_setting('resume', True)} {spell_setting('max_unrewarded_steps', 0)}",
+        )
 
     def _idle(self, seconds: float) -> None:
         """Called while there is nothing to train on: restores what a server has lost, and shows the reason."""

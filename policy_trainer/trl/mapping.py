@@ -131,6 +131,7 @@ def _run(args: GRPOConfig, steps: Steps) -> dict[str, Any]:
         "groups_per_step": args.generation_batch_size // args.num_generations * steps.batches,
         "minibatches": steps.minibatches,
         "max_lag": 0,
+        "max_unrewarded_steps": 0,  # TRL goes on
     }
 
 

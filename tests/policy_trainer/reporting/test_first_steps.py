@@ -137,7 +137,7 @@ def test_with_a_teacher_only_unjudged_completions_are_reported(tokenizer: Any, m
 def test_answers_without_a_reward_are_shown_with_what_is_looked_for() -> None:
     answers = ["It is 5.", "x" * 500, "", "<answer>7</answer>"]
     text = unrewarded(answers, ["accuracy", "mine:reward"], {"accuracy"})
-    assert "none of the 4 answers to held-out problems is rewarded (accuracy, mine:reward)" in text
-    assert "accuracy looks for <answer> tags, which 1 of them have" in text
+    assert "accuracy, mine:reward gave all 4 the same, 0 or less" in text
+    assert "(accuracy looks for <answer> tags, which 1 of them have)" in text
     assert text.splitlines()[1:] == ["  'It is 5.'", f"  '{'x' * 160} …'", "  (empty)"]
     assert "tags" not in unrewarded(answers, ["mine:reward"], set())

@@ -1,5 +1,6 @@
 """The training loop with parts that fail or are stopped at the worst moment."""
 
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -160,10 +161,18 @@ def make_trainer(
         ref_logp: float | None = None,
         evaluated: Sequence[tuple[float, ...] | None] = ((0.5, 0.7),),
         background: bool = False,
+        rewards: Sequence[float] = (0.0, 1.0),
+        max_unrewarded_steps: int = 50,
     ) -> tuple[Trainer, Feed, RunDirectory, Metrics]:
         loss, checkpoint = LossConfig(beta=0.1), CheckpointConfig(save_steps=1 if background else 20)
         config = TrainConfig(
-            model="m", run_dir=tmp_path / "run", max_steps=2, groups_per_step=1, loss=loss, checkpoint=checkpoint
+            model="m",
+            run_dir=tmp_path / "run",
+            max_steps=2,
+            groups_per_step=1,
+            loss=loss,
+            checkpoint=checkpoint,
+            max_unrewarded_steps=max_unrewarded_steps,
         )
         directory = RunDirectory(config.run_dir)
         directory.root.mkdir(exist_ok=True)
@@ -173,7 +182,7 @@ def make_trainer(
         unscored = make_scored([3], rows, [0.0, 1.0])
         logps = PackedForward(model)([unscored.group], [1.0]).detach().numpy()
         scores = logps if ref_logp is None else [ref_logp] * 5
-        batches = [make_scored([3], rows, [0.0, 1.0], ref_logps=scores, number=number) for number in range(2)]
+        batches = [make_scored([3], rows, rewards, ref_logps=scores, number=number) for number in range(2)]
         stop, ledger, metrics = StopRequest(), CountingLedger(), Metrics()
         feed = Feed(batches, ledger)
         display = Display(Console(), 2, 0)
@@ -261,8 +270,27 @@ def test_a_first_evaluation_without_a_reward_says_so(
     trainer, *_ = make_trainer()
     trainer.run()
     output = capsys.readouterr().out
-    assert output.count("none of the 1 answers to held-out problems is rewarded (accuracy).") == 1
-    assert "step 0, before training: none" in output and "'41'" in output
+    assert output.count("no answer to the held-out problems is rewarded: accuracy gave all 1") == 1
+    assert "step 0, before training: no answer" in output and "'41'" in output
+
+
+@pytest.mark.parametrize("reward", [0.0, -1.0])
+def test_a_run_without_rewards_ends_after_a_checkpoint(make_trainer: Any, reward: float) -> None:
+    trainer, feed, directory, metrics = make_trainer(rewards=[reward] * 2, max_unrewarded_steps=1)
+    with pytest.raises(RunFailed, match="no completion of the last 1 steps is rewarded") as raised:
+        trainer.run()
+    assert "all 2 the same, 0 or less" in str(raised.value) and "--max-unrewarded-steps 0" in raised.value.remedy
+    assert [record["step"] for record in metrics if record["kind"] == "step"] == [1]
+    assert feed.settled[-1].split()[-1] == "step-00000001" and (directory.checkpoints / "step-00000001").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "most"), [((0.0, 0.0), 0), ((0.0, 0.0), 2), ((0.5, 0.5), 1), ((0.0, 1.0), 1), ((0.0, math.nan), 1)]
+)
+def test_other_runs_go_on(make_trainer: Any, rewards: tuple[float, ...], most: int) -> None:
+    """Without a limit, with one that the last step reaches, and rewards that are above 0, differ or are missing."""
+    trainer, *_ = make_trainer(rewards=rewards, max_unrewarded_steps=most)
+    assert trainer.run()
 
 
 def test_a_finished_run_is_acked_and_ended(make_trainer: Any) -> None:
