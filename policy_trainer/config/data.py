@@ -12,7 +12,7 @@ from shared.spelling import spell_setting
 
 _FILES = frozenset({"path", "eval_path"})
 _DATASETS = frozenset({"dataset", "subset", "split", "eval_split"})
-_ANSWERS = frozenset({"columns", "answer_rule"})
+_ANSWERS = frozenset({"columns", "answer_rule", "answer_in"})
 _ORDER = frozenset({"shuffle"})
 
 USED_SETTINGS: Mapping[str, Set[str]] = {
@@ -128,6 +128,9 @@ class SourceConfig(Section):
     countdown: CountdownConfig = CountdownConfig()
     answer_rule: Literal["exact", "number", "math"] = "exact"
     """Tasks jsonl and dataset: answers are compared as text, as numbers, or as mathematics by math-verify."""
+    answer_in: Literal["tags", "boxed", "last_number", "text"] = "tags"
+    """Tasks jsonl and dataset: where a completion has its answer: in its last answer tags or its last \\boxed{}, as its
+    last number, or as the whole text."""
 
 
 class MixtureSource(SourceConfig):

@@ -148,7 +148,8 @@ def _remedies(evidence: _Evidence, loss: LossConfig) -> Iterator[str]:
     if evidence.without_answer and not evidence.tags_requested:
         yield (
             f"the rewards {tagged} look for {ANSWER} tags, which none of the {count} completions has and no prompt "
-            f"asks for. Ask for them with {spell_setting('data.system_prompt')}, or in the problems. {example}"
+            f"asks for. Ask for them with {spell_setting('data.system_prompt')}, or in the problems; of your own rows, "
+            f"{spell_setting('data.answer_in')} may look elsewhere. {example}"
         )
     if evidence.cut_off >= _MOSTLY * count and (evidence.alike or evidence.without_answer):
         cut = f"all {count}" if evidence.cut_off == count else f"{evidence.cut_off} of {count}"
@@ -183,7 +184,7 @@ def _alike(evidence: _Evidence) -> str:
     if (right == 0).all():
         return (
             f"all {evidence.count} completions are wrong: take easier problems or a stronger model, or see whether "
-            f"{spell_setting('data.answer_rule')} suits the answers"
+            f"{spell_setting('data.answer_rule')} and {spell_setting('data.answer_in')} suit the answers"
         )
     return (
         f"within each group all completions have the same reward: raise {spell_setting('sampling.num_generations')}, "

@@ -15,6 +15,9 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Longer answers are wrong: no gold answer has this many characters, and parsing must stay quick.
 MAX_ANSWER_CHARACTERS = 1000
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BRACE = re.compile(r"[{}]")
+# A sign after a digit or a bracket is an operator.
+_IN_TEXT = re.compile(r"(?:(?<![0-9)\]])[+-])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})(?:\.[0-9]{1,100})?")
 
 
@@ -26,11 +29,37 @@ def parse_answer(completion: str) -> str | None:
     return answers[-1].strip() if answers else None
 
 
-def accuracy(compare: Comparison) -> Comparison:
-    """(completion, gold) -> 1 for a correct answer in answer tags, else 0."""
+def last_boxed(completion: str) -> str | None:
+    r"""The text in the last `\boxed{…}`, whose braces may be nested; None without one, or if it is not closed."""
+    _, command, rest = completion.rpartition(r"\boxed{")
+    depth = 1
+    for brace in _BRACE.finditer(rest if command else ""):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return rest[: brace.start()].strip()
+    return None
+
+
+def last_number(completion: str) -> str | None:
+    """The last number, with its sign, thousands separators and decimals; None without one."""
+    numbers = _IN_TEXT.findall(completion)
+    return numbers[-1] if numbers else None
+
+
+# Where an answer is looked for: what `data.answer_in` may name.
+PLACES: Mapping[str, Callable[[str], str | None]] = {
+    "tags": parse_answer,
+    "boxed": last_boxed,
+    "last_number": last_number,
+    "text": str.strip,
+}
+
+
+def accuracy(compare: Comparison, find: Callable[[str], str | None] = parse_answer) -> Comparison:
+    """(completion, gold) -> 1 for a correct answer, else 0. find: the answer in a completion, by default in tags."""
 
     def judge(completion: str, gold: str) -> float:
-        answer = parse_answer(completion)
+        answer = find(completion)
         if answer is None or len(answer) > MAX_ANSWER_CHARACTERS:
             answer = ""  # still compared, so that an unparsable gold answer gives NaN
         return compare(answer, gold)
@@ -90,12 +119,14 @@ def each_tag_once(completion: str) -> bool:
 
 @dataclass(frozen=True)
 class ByAnswer:
-    """A completion is correct if its last answer in tags equals the gold answer; NaN for a problem without one."""
+    """A completion is correct if the answer in it equals the gold answer; NaN for a problem without one. find: the
+    answer in a completion, by default in tags."""
 
     compare: Comparison
+    find: Callable[[str], str | None] = parse_answer
 
     def __call__(self, problem: Problem, completion: str) -> float:
-        return accuracy(self.compare)(completion, problem.answer) if problem.answer else math.nan
+        return accuracy(self.compare, self.find)(completion, problem.answer) if problem.answer else math.nan
 
 
 @dataclass(frozen=True)
@@ -131,4 +162,4 @@ def reads_tags(correct: Correct) -> bool:
     """Whether the judgement reads the answer from <answer> tags."""
     if isinstance(correct, ByTask):
         return any(reads_tags(part) for part in correct.tasks.values())
-    return isinstance(correct, ByAnswer)
+    return isinstance(correct, ByAnswer) and correct.find is parse_answer

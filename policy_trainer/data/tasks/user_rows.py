@@ -18,7 +18,7 @@ from policy_trainer.data.tasks.problem_set import (
     user_message,
 )
 from policy_trainer.rewards import COMPARISONS
-from policy_trainer.rewards.answers import ByAnswer
+from policy_trainer.rewards.answers import PLACES, ByAnswer
 from policy_trainer.rewards.registry import needs_answers, tagged_rewards
 from shared.errors import UserError
 
@@ -42,8 +42,9 @@ def row_task(
     named, answer = source.columns.prompt, source.columns.answer
     prompts = PROMPT_COLUMNS if named == PROMPT_COLUMNS[0] else (named,)
     answer_needed = needs_answers(rewards)
-    correct = ByAnswer(COMPARISONS[source.answer_rule])
-    tagged = tagged_rewards(rewards or DEFAULT_REWARDS, correct)
+    correct = ByAnswer(COMPARISONS[source.answer_rule], PLACES[source.answer_in])
+    default = DEFAULT_REWARDS if source.answer_in == "tags" else ("accuracy",)
+    tagged = tagged_rewards(rewards or default, correct)
     system_prompt = THINK_THEN_ANSWER if tagged and tagged <= _SUITED_REWARDS else ""
 
     def problem(row: Row, where: str) -> Problem:
@@ -63,4 +64,4 @@ def row_task(
 
     wanted = [*([prompts] if prompt_needed else []), *([(answer,)] if answer_needed else [])]
     split = read_split(source, problem, wanted, others="kept", pictures=True)
-    return ProblemSet(name, split, correct, seed, shuffle=source.shuffle)
+    return ProblemSet(name, split, correct, seed, default, shuffle=source.shuffle)

@@ -1,6 +1,7 @@
 """Answers in tags, compared as text and as numbers."""
 
 import math
+import pickle
 import re
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample, accuracy, equal_math, equal_number, equal_text, parse_answer
-from policy_trainer.rewards.answers import format_reward, math_accuracy, tags_reward
+from policy_trainer.rewards.answers import PLACES, ByAnswer, format_reward, math_accuracy, reads_tags, tags_reward
 
 NAN = math.nan
 
@@ -157,3 +158,46 @@ R1_ANSWER = "<think>\n1+1\n</think>\n<answer>\n{}\n</answer>"
 )
 def test_math_accuracy(completion: str, gold: str, expected: float) -> None:
     assert math_accuracy(Sample(Problem(gold), completion)) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("place", "completion", "answer"),
+    [
+        ("tags", "<answer>1</answer> or <answer> 2 </answer>", "2"),
+        ("boxed", r"so \boxed{1}, no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{72} dollars", "72"),
+        ("boxed", r"\boxed{7", None),
+        ("boxed", "72", None),
+        ("last_number", "Natalia sold 48/2 = 24 clips in May.\n#### 72", "72"),
+        ("last_number", "It costs $1,234.50.", "1,234.50"),
+        ("last_number", "3 - 5 = -2, or 5-3", "3"),
+        ("last_number", "the answer is -2.", "-2"),
+        ("last_number", "in 2024,2025", "2025"),
+        ("last_number", "none", None),
+        ("text", " 72\n", "72"),
+    ],
+)
+def test_where_the_answer_is(place: str, completion: str, answer: str | None) -> None:
+    assert PLACES[place](completion) == answer
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("part", [r"\boxed{", "{", "1,111", "1", "-", "<answer>", "</answer>"])
+def test_places_read_long_texts_at_once(place: str, part: str) -> None:
+    """A quadratic search would take minutes."""
+    PLACES[place](part * 300_000)
+
+
+@pytest.mark.parametrize(
+    ("place", "right", "wrong"),
+    [
+        ("boxed", r"\boxed{1,000}", "1000"),
+        ("last_number", "= 1,000 dollars", "1000 or 1001"),
+        ("text", "1000", "= 1000"),
+    ],
+)
+def test_rows_of_ones_own_are_judged_where_their_answers_are(place: str, right: str, wrong: str) -> None:
+    correct = ByAnswer(equal_number, PLACES[place])
+    assert [correct(Problem("1000"), text) for text in (right, wrong)] == [1, 0]
+    assert not reads_tags(correct) and reads_tags(ByAnswer(equal_number))
+    assert pickle.loads(pickle.dumps(correct)) == correct, "it goes to the sandbox"

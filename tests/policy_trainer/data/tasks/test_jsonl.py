@@ -92,6 +92,17 @@ class TestReading:
             correct = jsonl(path=tmp_path / "p", eval_path=tmp_path / "p", answer_rule=rule).correct
             assert correct(problem, f"<answer>{text}</answer>") == 1
 
+    @pytest.mark.parametrize(
+        ("place", "rewards", "requested"), [("tags", ("accuracy", "format"), True), ("boxed", ("accuracy",), False)]
+    )
+    def test_only_answers_in_tags_are_asked_for(
+        self, tmp_path: Path, place: str, rewards: tuple[str, ...], requested: bool
+    ) -> None:
+        """The default rewards and the system prompt follow the place of the answer."""
+        file = write(tmp_path / "p", {"prompt": "x", "answer": "5"})
+        task = jsonl(path=file, eval_path=file, answer_in=place)
+        assert task.default_rewards == rewards and bool(task.problem(0).system_prompt) is requested
+
     def test_numbers_of_tables(self, tmp_path: Path) -> None:
         """A float32 becomes its shortest decimal, and a decimal number keeps its places."""
         import pyarrow
