@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ import random
 def chance(completions, **columns):
     return [random.random() for completion in completions]
 """
-_PROCESSES = ("trainer", "reference server", "worker")
+_PROCESSES: Sequence[str] = ("trainer", "reference server", "worker")
 
 
 def _save_model(model_type: str, sizes: Mapping[str, Any], directory: Path) -> None:
