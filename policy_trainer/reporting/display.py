@@ -75,7 +75,7 @@ class Display:
         if self._evaluating_since is None:  # the first may take long, and shows how long the others will
             self.note(f"evaluating {total} held-out problems")
         if self._evaluating_since is None or done < self._answered:  # a new one
-            self._evaluating_since = now
+            self._evaluating_since, self._evaluations = now, Patience()  # how long earlier ones took is no matter
         self._answered = done
         seconds = now - self._evaluating_since
         if self._evaluations.is_over(seconds) and done < total:

@@ -60,6 +60,7 @@ class TrainState:
     completions: int = 0
     trained_tokens: int = 0
     bad_steps_in_a_row: int = 0
+    unrewarded_steps_in_a_row: int = 0
     training_seconds: float = 0.0
     best_step: int | None = None
     best_scores: list[float] = field(default_factory=list)

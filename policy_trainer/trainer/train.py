@@ -60,7 +60,6 @@ class Trainer:
         self._trained: Sequence[Batch] = ()  # the latest step's
         self._saving: PendingCheckpoint | None = None
         self._bad_groups = BadGroups()
-        self._unrewarded_steps = 0  # in a row
 
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
@@ -111,6 +110,7 @@ class Trainer:
                     # Not after the last step: workers would sample once more before they finish.
                     if state.step % config.publish_every == 0 and state.step < config.max_steps:
                         self._publish()
+                self._count_unrewarded(batches, groups)
                 self._evaluate_and_checkpoint()
                 self._stop_if_unrewarded(batches)
                 self._stop_if_wished()
@@ -351,15 +351,22 @@ class Trainer:
         if self._state.bad_steps_in_a_row >= self._config.max_bad_steps:
             raise not_finite(leased, self._config.max_bad_steps, self._files.directory.bad_batches)
 
+    def _count_unrewarded(self, batches: Sequence[Batch], groups: Sequence[Group]) -> None:
+        """Counts the step if all its completions got the same reward, 0 or less, and no group has anything to compare:
+        rewards of steps, or of parts that are compared apart, may differ where their sums do not."""
+        rewards = np.concatenate([batch.rewards for batch in batches])
+        alike = bool((rewards == rewards[0]).all() and rewards[0] <= 0) and not any(
+            each.has_variance for each in groups
+        )
+        judged = [*batches[0].reward_parts] != [NOTHING] and not self._config.loss.distillation
+        state = self._state
+        state.unrewarded_steps_in_a_row = state.unrewarded_steps_in_a_row + 1 if alike and judged else 0
+
     def _stop_if_unrewarded(self, batches: Sequence[Batch]) -> None:
-        """Ends the run after max_unrewarded_steps steps in a row in which all completions got the same reward, 0 or
-        less. What was trained gets a checkpoint."""
-        rewards, names = np.concatenate([batch.rewards for batch in batches]), [*batches[0].reward_parts]
-        alike = bool((rewards == rewards[0]).all() and rewards[0] <= 0)
-        judged = names != [NOTHING] and not self._config.loss.distillation
-        self._unrewarded_steps = self._unrewarded_steps + 1 if alike and judged else 0
-        most = self._config.max_unrewarded_steps
-        if not most or self._unrewarded_steps < most or self._state.step >= self._config.max_steps:
+        """Ends the run after max_unrewarded_steps steps in a row that `_count_unrewarded` counts. What was trained gets
+        a checkpoint."""
+        most, state, names = self._config.max_unrewarded_steps, self._state, [*batches[0].reward_parts]
+        if not most or state.unrewarded_steps_in_a_row < most or state.step >= self._config.max_steps:
             return
         self._checkpoint()
         self._settle()

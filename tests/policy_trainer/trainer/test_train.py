@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -282,6 +283,23 @@ def test_a_run_without_rewards_ends_after_a_checkpoint(make_trainer: Any, reward
     assert "all 2 the same, 0 or less" in str(raised.value) and "--max-unrewarded-steps 0" in raised.value.remedy
     assert [record["step"] for record in metrics if record["kind"] == "step"] == [1]
     assert feed.settled[-1].split()[-1] == "step-00000001" and (directory.checkpoints / "step-00000001").is_dir()
+
+
+def test_the_count_of_steps_without_rewards_survives_a_checkpoint(make_trainer: Any) -> None:
+    trainer, _, directory, _ = make_trainer(rewards=[0.0, 0.0])
+    assert trainer.run()
+    assert read_state(directory.checkpoints / "step-00000002").unrewarded_steps_in_a_row == 2
+
+
+def test_groups_with_something_to_compare_are_not_unrewarded(make_trainer: Any, make_scored: Any) -> None:
+    """Rewards of steps, or of parts that are compared apart, may differ where their sums do not."""
+    trainer, *_ = make_trainer()
+    batches = [make_scored([3], [[4], [5]], [0.0, 0.0])]
+    counts = []
+    for differ in (False, False, True, False):
+        trainer._count_unrewarded(batches, [cast(Any, SimpleNamespace(has_variance=differ))])
+        counts.append(trainer._state.unrewarded_steps_in_a_row)
+    assert counts == [1, 2, 0, 1]
 
 
 @pytest.mark.parametrize(
