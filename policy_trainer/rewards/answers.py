@@ -15,10 +15,13 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Longer answers are wrong: no gold answer has this many characters, and parsing must stay quick.
 MAX_ANSWER_CHARACTERS = 1000
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_BRACE = re.compile(r"[{}]")
+# A box, with its brace or with a single symbol or number, of which MATH has a few; or a brace, or a backslash and the
+# brace or backslash that it takes for text.
+_BOX = re.compile(r"(\\(?:boxed|fbox)(?![a-zA-Z])\s*)(?:(\{)|([^\s$.,{}]+))|\\(?!\\(?:boxed|fbox))[\\{}]|[{}]")
+_AMOUNT = r"((?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)"
 # A sign after a digit or a bracket is an operator.
-_IN_TEXT = re.compile(r"(?:(?<![0-9)\]])[+-])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
-_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,100})(?:\.[0-9]{1,100})?")
+_IN_TEXT = re.compile(rf"(?:(?<![0-9)\]])([+-]))?\$?{_AMOUNT}")
+_NUMBER = re.compile(rf"\$?([+-]?)\$?{_AMOUNT}")
 
 
 def parse_answer(completion: str) -> str | None:
@@ -30,20 +33,23 @@ def parse_answer(completion: str) -> str | None:
 
 
 def last_boxed(completion: str) -> str | None:
-    r"""The text in the last `\boxed{…}`, whose braces may be nested; None without one, or if it is not closed."""
-    _, command, rest = completion.rpartition(r"\boxed{")
-    depth = 1
-    for brace in _BRACE.finditer(rest if command else ""):
-        depth += 1 if brace[0] == "{" else -1
-        if not depth:
-            return rest[: brace.start()].strip()
-    return None
+    r"""The text in the last `\boxed{…}` or `\fbox{…}` that is closed, whose braces may be nested; None without one."""
+    found, start = None, -1
+    opened: list[int | None] = []  # where the text of each open box begins; None for a brace of another kind
+    for token in _BOX.finditer(completion):
+        if token[3]:
+            found, start = token[3], token.start(3)
+        elif token[2] or token[0] == "{":
+            opened.append(token.end() if token[2] else None)
+        elif token[0] == "}" and opened and (begin := opened.pop()) is not None and begin > start:
+            found, start = completion[begin : token.start()], begin
+    return None if found is None else found.strip()
 
 
 def last_number(completion: str) -> str | None:
-    """The last number, with its sign, thousands separators and decimals; None without one."""
-    numbers = _IN_TEXT.findall(completion)
-    return numbers[-1] if numbers else None
+    """The last number, with its sign, thousands separators and decimals, without a dollar sign; None without one."""
+    numbers = _IN_TEXT.findall(_plain_text(completion))
+    return "".join(numbers[-1]) if numbers else None
 
 
 # Where an answer is looked for: what `data.answer_in` may name.
@@ -81,9 +87,14 @@ def equal_number(answer: str, gold: str) -> float:
 
 
 def _parse_number(text: str) -> Decimal | None:
-    cleaned = text.strip().removeprefix("$").removesuffix(".")
+    number = _NUMBER.fullmatch(_plain_text(text).strip().removesuffix("."))
     # Decimal, not float: long numbers would be rounded to their neighbours, and the longest ones to infinity.
-    return Decimal(cleaned.replace(",", "")) if _NUMBER.fullmatch(cleaned) else None
+    return Decimal(number[1] + number[2].replace(",", "")) if number else None
+
+
+def _plain_text(text: str) -> str:
+    """With the commas, dollars and minus signs of LaTeX and typesetters, such as `1{,}000`, as a keyboard has them."""
+    return text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace(r"\$", "$")
 
 
 _SPACE = re.compile(r"</think>\s*<answer>")

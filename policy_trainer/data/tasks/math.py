@@ -3,7 +3,6 @@ Geometry3K, problems with a diagram (Lu et al. 2021, arXiv 2105.04165); and GSM8
 2021, arXiv 2110.14168), or a file in its format."""
 
 import re
-from collections.abc import Iterator
 
 from policy_trainer.config import SourceConfig
 from policy_trainer.data.pictures import PICTURE_COLUMNS
@@ -17,15 +16,12 @@ from policy_trainer.data.tasks.problem_set import (
     user_message,
 )
 from policy_trainer.rewards import equal_math
-from policy_trainer.rewards.answers import ByAnswer
+from policy_trainer.rewards.answers import ByAnswer, last_boxed
 from shared.errors import UserError
 
 PROBLEM, QUESTION, ANSWER, SOLUTION = "problem", "question", "answer", "solution"
 # The number after ####, with which every worked answer of GSM8K ends; the pattern of the dataset's own evaluation.
 _GOLD = re.compile(r"####\s*(-?[0-9.,]+)")
-# MATH has a few boxes without braces, around a single symbol or number.
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(\{)|([^\s$.,{]+))")
-_SIGN = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def gsm8k(source: SourceConfig, seed: int) -> ProblemSet:
@@ -52,12 +48,6 @@ def geometry3k(source: SourceConfig, seed: int) -> ProblemSet:
     return ProblemSet("geometry3k", split, ByAnswer(equal_math), seed, shuffle=source.shuffle)
 
 
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{…} with balanced braces, or None."""
-    boxes = [box.strip() for box in _boxes(text)]
-    return boxes[-1] if boxes else None
-
-
 def _math_problem(row: Row, where: str) -> Problem:
     # Open-R1's reward compares with the solution.
     extras = {SOLUTION: row[SOLUTION]} if row.get(SOLUTION) else {}
@@ -72,24 +62,6 @@ def _gold(row: Row, where: str) -> str:
     if not gold:
         raise UserError(f"{where}: must have an {ANSWER}, or a {SOLUTION} with a \\boxed{{…}}")
     return gold
-
-
-def _boxes(text: str) -> Iterator[str]:
-    for box in _BOX.finditer(text):
-        if box[2]:
-            yield box[2]
-        elif (end := _closing(text, box.end())) is not None:
-            yield text[box.end() : end]
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Index of the brace that closes the one opened before `start`, or None. Braces after a backslash do not count."""
-    depth = 1
-    for sign in _SIGN.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(sign[0], 0)
-        if not depth:
-            return sign.start()
-    return None
 
 
 def _gsm8k_problem(row: Row, where: str) -> Problem:

@@ -35,17 +35,18 @@ def row_task(
     """The task `jsonl` or `dataset`, whose rows have a prompt, messages or a problem.
 
     rewards: those of the run; none for the task's. Rows may lack answers that no reward needs. Problems ask for answer
-    tags if all rewards that look for tags know that form. prompt_needed: False where an environment shows the problem.
-    Raises UserError, naming file and line, or dataset and row,
-    for a row that cannot be used.
+    tags if answers are looked for there and all rewards that look for tags know that form. prompt_needed: False where
+    an environment shows the problem. Raises UserError, naming file and line, or dataset and row, for a row that cannot
+    be used.
     """
     named, answer = source.columns.prompt, source.columns.answer
     prompts = PROMPT_COLUMNS if named == PROMPT_COLUMNS[0] else (named,)
     answer_needed = needs_answers(rewards)
     correct = ByAnswer(COMPARISONS[source.answer_rule], PLACES[source.answer_in])
-    default = DEFAULT_REWARDS if source.answer_in == "tags" else ("accuracy",)
+    in_tags = source.answer_in == "tags"
+    default = DEFAULT_REWARDS if in_tags else ("accuracy",)
     tagged = tagged_rewards(rewards or default, correct)
-    system_prompt = THINK_THEN_ANSWER if tagged and tagged <= _SUITED_REWARDS else ""
+    system_prompt = THINK_THEN_ANSWER if in_tags and tagged and tagged <= _SUITED_REWARDS else ""
 
     def problem(row: Row, where: str) -> Problem:
         column = next((column for column in prompts if row.get(column) is not None), None)

@@ -181,7 +181,7 @@ def _judged(name: str, trial: _Trial, has_gold: bool) -> Finding:
     return ok(f"{values}; {trial.seconds:.2f} s")
 
 
-_READS = "see in which form it reads the answer, and whether its sign is right (docs/rewards.md)"
+_READS = "see where and in which form it reads the answer, and whether its sign is right (docs/rewards.md)"
 
 
 def _number(score: float) -> str:

@@ -31,6 +31,11 @@ def cautions_of(**settings: Any) -> list[str]:
         ({"lora": {"alpha": 16}}, "lora.rank is 0"),
         ({"judging": {"steps": True}}, "outcome"),
         ({"judging": {"model": {"path": "judge"}}}, "--rewards"),
+        (
+            {"task": "jsonl", "data": {"path": "p.jsonl", "answer_in": "text"}, "rewards": ["accuracy", "format"]},
+            "rewards format look for <answer> tags",
+        ),
+        ({"task": "jsonl", "data": {"path": "p.jsonl", "answer_in": "last_number"}}, "--data.answer-rule number"),
     ],
 )
 def test_a_caution(settings: dict[str, Any], word: str) -> None:
@@ -51,6 +56,8 @@ def test_a_caution(settings: dict[str, Any], word: str) -> None:
         {"lora": {"alpha": 16, "rank": 4}},
         {"judging": {"steps": True}, "loss": {"advantage": "process"}},
         {"judging": {"model": {"path": "judge"}}, "rewards": ["model"]},
+        {"task": "jsonl", "data": {"path": "p.jsonl", "answer_in": "last_number", "answer_rule": "number"}},
+        {"task": "jsonl", "data": {"path": "p.jsonl", "answer_in": "boxed"}, "rewards": ["accuracy"]},
     ],
 )
 def test_no_caution(settings: dict[str, Any]) -> None:

@@ -4,14 +4,24 @@ import math
 import pickle
 import re
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy_trainer.config import SourceConfig
 from policy_trainer.data.problem import Problem
 from policy_trainer.rewards import Sample, accuracy, equal_math, equal_number, equal_text, parse_answer
-from policy_trainer.rewards.answers import PLACES, ByAnswer, format_reward, math_accuracy, reads_tags, tags_reward
+from policy_trainer.rewards.answers import (
+    PLACES,
+    ByAnswer,
+    format_reward,
+    last_boxed,
+    math_accuracy,
+    reads_tags,
+    tags_reward,
+)
 
 NAN = math.nan
 
@@ -38,7 +48,12 @@ def test_parse_answer_is_the_last_match_of_the_plain_pattern(pieces: list[str]) 
         ("five", "5", 0),
         ("5 apples", "5", 0),
         ("5e0", "5", 0),
-        (".5", "0.5", 0),
+        (".5", "0.5", 1),
+        ("-$5", "-5", 1),
+        (r"\$5", "5", 1),
+        ("\N{MINUS SIGN}5", "-5", 1),
+        ("1{,}000", "1000", 1),
+        ("1..5", "1.5", 0),
         ("0x5", "5", 0),
         ("5%", "5", 0),
         ("nan", "5", 0),
@@ -48,7 +63,7 @@ def test_parse_answer_is_the_last_match_of_the_plain_pattern(pieces: list[str]) 
         # As floats these would be equal.
         ("9007199254740993", "9007199254740992", 0),
         ("1" + ",000" * 120, "2" + ",000" * 120, 0),
-        ("1" + "0" * 400, "1" + "0" * 400, NAN),
+        ("1" + "0" * 400, "1" + "0" * 400, 1),
         ("5", "nan", NAN),
         ("5", "five", NAN),
         ("5", "\u0665", NAN),
@@ -167,6 +182,7 @@ def test_math_accuracy(completion: str, gold: str, expected: float) -> None:
         ("boxed", r"so \boxed{1}, no, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         ("boxed", r"\boxed{72} dollars", "72"),
         ("boxed", r"\boxed{7", None),
+        ("boxed", r"\\boxed {7}", "7"),
         ("boxed", "72", None),
         ("last_number", "Natalia sold 48/2 = 24 clips in May.\n#### 72", "72"),
         ("last_number", "It costs $1,234.50.", "1,234.50"),
@@ -174,11 +190,52 @@ def test_math_accuracy(completion: str, gold: str, expected: float) -> None:
         ("last_number", "the answer is -2.", "-2"),
         ("last_number", "in 2024,2025", "2025"),
         ("last_number", "none", None),
+        ("last_number", "a loss of -$5", "-5"),
+        ("last_number", r"it is \$1{,}000 today.", "1,000"),
+        ("last_number", "x = \N{MINUS SIGN}5", "-5"),
+        ("last_number", "a share of .5", ".5"),
+        ("last_number", "version 1.2.3", "3"),
         ("text", " 72\n", "72"),
     ],
 )
 def test_where_the_answer_is(place: str, completion: str, answer: str | None) -> None:
     assert PLACES[place](completion) == answer
+
+
+def test_settings_name_each_place() -> None:
+    assert get_args(SourceConfig.model_fields["answer_in"].annotation) == tuple(PLACES)
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        (r"\boxed{1} and \boxed{2}", "2"),
+        (r"\boxed{1} and \boxed{2", "1"),
+        (r"\fbox{5}", "5"),
+        (r"\fboxed{5}", None),
+        (r"\boxed 5.", "5"),
+        (r"$\boxed\pi$", r"\pi"),
+        (r"\boxed{\}}", r"\}"),
+        (r"\boxed{\\}", r"\\"),
+        (r"\boxed{\text{a \boxed{b}}}", "b"),
+        (r"\boxed{}", ""),
+    ],
+)
+def test_the_last_box(text: str, boxed: str | None) -> None:
+    assert last_boxed(text) == boxed
+
+
+# Texts with balanced braces.
+balanced = st.recursive(
+    st.sampled_from(["", "x", "1,2", r"\pi", r"\{", r"\}", "é"]),
+    lambda inner: st.builds("{{{}}}".format, inner) | st.builds("{}{}".format, inner, inner),
+    max_leaves=12,
+)
+
+
+@given(balanced, balanced, balanced)
+def test_a_box_holds_whatever_is_balanced(before: str, inside: str, after: str) -> None:
+    assert last_boxed(rf"{before} \boxed{{7}} {after} \boxed{{{inside}}} {after}") == inside
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from policy_trainer.config import DataConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.tasks.math import gsm8k, last_boxed, math
+from policy_trainer.data.tasks.math import gsm8k, math
 from policy_trainer.data.tasks.problem_set import THINK_THEN_ANSWER
 from shared.errors import UserError
 from tests.policy_trainer.data.tasks.formats import DATA, write
@@ -38,38 +36,6 @@ def test_gold_answers_of_open_r1() -> None:
     assert [problem.answer for problem in problems] == ["2", r"\sqrt{3}", "0", "4"]
     solution = r"It is $\boxed{3}$, said the author in error."
     assert [problem.extras for problem in problems] == [{"solution": solution}, {}, {"solution": r"$\boxed{0}$"}, {}]
-
-
-@pytest.mark.parametrize(
-    ("text", "boxed"),
-    [
-        (r"\boxed{1} and \boxed{2}", "2"),
-        (r"\boxed{1} and \boxed{2", "1"),
-        (r"\fbox{5}", "5"),
-        (r"\fboxed{5}", None),
-        (r"\boxed 5.", "5"),
-        (r"$\boxed\pi$", r"\pi"),
-        (r"\boxed{\}}", r"\}"),
-        (r"\boxed{\\}", r"\\"),
-        (r"\boxed{\text{a \boxed{b}}}", "b"),
-        (r"\boxed{}", ""),
-    ],
-)
-def test_the_last_box(text: str, boxed: str | None) -> None:
-    assert last_boxed(text) == boxed
-
-
-# Texts with balanced braces.
-balanced = st.recursive(
-    st.sampled_from(["", "x", "1,2", r"\pi", r"\{", r"\}", "é"]),
-    lambda inner: st.builds("{{{}}}".format, inner) | st.builds("{}{}".format, inner, inner),
-    max_leaves=12,
-)
-
-
-@given(balanced, balanced, balanced)
-def test_a_box_holds_whatever_is_balanced(before: str, inside: str, after: str) -> None:
-    assert last_boxed(rf"{before} \boxed{{7}} {after} \boxed{{{inside}}} {after}") == inside
 
 
 @pytest.mark.parametrize(
