@@ -126,11 +126,13 @@ class _TiledLogps(torch.autograd.Function):
         # For each part of the vocabulary: the log-sum-exp, and the expected logit.
         sums, expected = hidden.new_zeros((2, *shape), dtype=wide(hidden.dtype))
         target = torch.zeros_like(sums[0])
+        # One for all tiles: memory that is new costs as much as the log-softmax itself.
+        buffer = sums.new_empty(tiles.largest)
         kept: dict[tuple[int, int], Tensor] = {}
         for part, vocabulary in enumerate(tiles.vocabulary):
             for tokens in tiles.tokens:
                 logits = tiles.logits(tokens, vocabulary)
-                logps = logits.log_softmax(dim=1)
+                logps = torch.log_softmax(logits, dim=1, out=buffer[: logits.numel()].view_as(logits))
                 # logits - logps is the log-sum-exp in every column; at the largest logit it is the most precise.
                 sums[part, tokens] = logits.amax(dim=1) - logps.amax(dim=1)
                 if with_entropy:
@@ -154,12 +156,12 @@ class _TiledLogps(torch.autograd.Function):
         tiles = Tiles.of(hidden, weight, bias, targets, temperatures, ctx.softcap)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
-        grad_weight = torch.empty_like(weight) if wants_weight else None
+        grad_weight = torch.zeros_like(weight) if wants_weight else None
         grad_bias = torch.empty_like(bias) if wants_bias else None
         slopes = TokenGradients.of(temperatures, log_sum, entropy, *grad_outputs)
         for vocabulary in tiles.vocabulary:
             # The gradient of a weight tile is summed over all tokens in float32 and rounded once.
-            tile_weight = torch.zeros_like(weight[vocabulary], dtype=log_sum.dtype) if wants_weight else None
+            tile_weight = None if grad_weight is None else grad_weight[vocabulary].to(log_sum.dtype)
             tile_bias = log_sum.new_zeros(vocabulary.stop - vocabulary.start) if wants_bias else None
             for tokens in tiles.tokens:
                 # pop: `slope_` overwrites the tile, and its memory is freed afterwards.
@@ -171,15 +173,23 @@ class _TiledLogps(torch.autograd.Function):
                     tile_bias += slope.sum(dim=0)
                 slope = slope.to(weight.dtype)
                 if grad_hidden is not None:
-                    grad_hidden[tokens] += slope @ weight[vocabulary]
+                    _add_product_(grad_hidden[tokens], slope, weight[vocabulary])
                 if tile_weight is not None:
-                    tile_weight += slope.T @ hidden[tokens]
-            if grad_weight is not None and tile_weight is not None:
+                    _add_product_(tile_weight, slope.T, hidden[tokens])
+            if grad_weight is not None and tile_weight is not None and tile_weight.dtype != weight.dtype:
                 grad_weight[vocabulary] = tile_weight
             if grad_bias is not None and tile_bias is not None:
                 grad_bias[vocabulary] = tile_bias
         grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None
+
+
+def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, without a tensor in between if all have one dtype."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,6 +220,11 @@ class Tiles:
         return cls(
             hidden, weight, bias, targets, temperatures, softcap, tokens, list(_slices(len(weight), max(1, size)))
         )
+
+    @property
+    def largest(self) -> int:
+        """Logits of the largest tile."""
+        return self.tokens[0].stop * self.vocabulary[0].stop
 
     def logits(self, tokens: slice, vocabulary: slice) -> Tensor:
         """Logits of one tile, divided by the temperature: float32 or float64."""
