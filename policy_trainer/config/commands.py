@@ -54,7 +54,8 @@ class ModelConfig(BaseSettings):
     dtype: Annotated[Dtype, Travel.PUBLISHED, InHelp("rollout eval")] = "float32"
     """Precision of the weights."""
     threads: int | None = Field(default=None, ge=1)
-    """CPU threads of this process. Default: PyTorch's choice."""
+    """CPU threads of this process. Default: PyTorch's choice; half as many for trainer, worker and reference server
+    of a run that compute at the same time on one CPU."""
 
 
 class CommonConfig(ModelConfig):

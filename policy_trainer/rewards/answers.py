@@ -34,16 +34,16 @@ def parse_answer(completion: str) -> str | None:
 
 def last_boxed(completion: str) -> str | None:
     r"""The text in the last `\boxed{…}` or `\fbox{…}` that is closed, whose braces may be nested; None without one."""
-    found, start = None, -1
+    last, start = None, -1
     opened: list[int | None] = []  # where the text of each open box begins; None for a brace of another kind
     for token in _BOX.finditer(completion):
         if token[3]:
-            found, start = token[3], token.start(3)
+            last, start = token[3], token.start(3)
         elif token[2] or token[0] == "{":
             opened.append(token.end() if token[2] else None)
         elif token[0] == "}" and opened and (begin := opened.pop()) is not None and begin > start:
-            found, start = completion[begin : token.start()], begin
-    return None if found is None else found.strip()
+            last, start = completion[begin : token.start()], begin
+    return None if last is None else last.strip()
 
 
 def last_number(completion: str) -> str | None:

@@ -16,6 +16,7 @@ from policy_trainer.learner.adapters import vision_tower
 from policy_trainer.learner.gradient_checkpointing import layers_of
 from policy_trainer.learner.optimizer import trained
 from policy_trainer.rollout.sampling.kv_cache import GROWTH
+from policy_trainer.rollout.sampling.prepacked import PREPACKED_BYTES
 from shared.logprobs import language_model, vision_of
 from shared.logprobs.head import KEPT_LOGITS, tile_logits
 
@@ -308,6 +309,11 @@ def sampling(shape: Shape, width: int, *, tokens: int, rows: int) -> Parts:
         "cache": int(GROWTH * tokens * cache_of_token(shape, width)),
         "logits": _TILES * FLOAT32 * rows * shape.vocabulary,
     }
+
+
+def prepacked(shape: Shape, width: int) -> Parts:
+    """A CPU that samples with sampler hf."""
+    return {"prepacked weights": min(width * shape.parameters, PREPACKED_BYTES)}
 
 
 def publication(shape: Shape, width: int) -> Parts:

@@ -17,7 +17,7 @@ from policy_trainer.reporting.metrics import MetricsFile
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.run_files.recording import read_recording
 from policy_trainer.run_files.run_directory import RunDirectory
-from policy_trainer.trainer.parts import step_record
+from policy_trainer.trainer.parts import cpu_threads, step_record
 from policy_trainer.trainer.policy import load_in_one_process
 from policy_trainer.trainer.queue_client.terms import BatchCheck
 from policy_trainer.trainer.run import TrainResult, count_steps
@@ -34,7 +34,7 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
 
     Raises UserError for settings or batches that cannot be used, RunFailed where no token trained or the disk is full.
     """
-    use_threads(config.threads)
+    use_threads(cpu_threads(config))  # those of the run: the same numbers, to the bit
     recorded = read_recording(config.batches, config.groups_per_step)
     task = cache(partial(make_task, config))
     counted = count_steps(config, task, console)

@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 
+import torch
 from rich.console import Console
 
 from policy_trainer.config import TrainConfig
@@ -21,6 +22,7 @@ from policy_trainer.run_files.recording import open_recording
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.assembly import build_trainer
 from policy_trainer.trainer.observer import Observer
+from policy_trainer.trainer.parts import cpu_threads
 from policy_trainer.weights.published.directory import WeightsDirectory
 from shared.devices import choose_device, deterministic_operations
 from shared.models import use_threads
@@ -54,16 +56,20 @@ def train(
     Raises UserError for a configuration that cannot be used, RunFailed for a run that cannot go on.
     """
     refuse_missing(config.report_to)
-    use_threads(config.threads)
     task = cache(partial(make_task, config))  # num_train_epochs and the policy need it: its data is read once
     counted = count_steps(config, task, console)
     with RunDirectory(config.run_dir).hold():
         # `config`, not `counted`: config.toml keeps num_train_epochs, and a resumed run counts again.
         files = open_run(config, console, trial=trial)
         with ExitStack() as stack, suppress(Stopped):
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            threads = cpu_threads(config, ranks=1 if world is None else world.size)
+            use_threads(threads)
             if config.max_lag == 0:
                 stack.enter_context(deterministic_operations(choose_device(config.device)))
-            build_trainer(counted, task, files, console, stack, observer or Observer(), world, forks).run()
+            # Not in the run's config.toml: another machine that resumes it may have other cores.
+            sharing = counted.model_copy(update={"threads": threads})
+            build_trainer(sharing, task, files, console, stack, observer or Observer(), world, forks).run()
     state = files.state
     finished = state.step >= counted.max_steps
     if finished and not state.trained_tokens:

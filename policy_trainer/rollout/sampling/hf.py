@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import CommonConfig, LoraConfig
 from policy_trainer.rollout.sampling.choice import choose_decoding
 from policy_trainer.rollout.sampling.decoders import Decoding, use_attention
+from policy_trainer.rollout.sampling.prepacked import prepacked
 from policy_trainer.rollout.sampling.running import HFRunningBatch
 from policy_trainer.rollout.sampling.sampler import LoadedSampler, RunningBatch, SamplingParams
 from policy_trainer.weights.adapters import AddedAdapters, MergedAdapters
@@ -75,12 +76,13 @@ class HFSampler:
 
     @contextmanager
     def running_batch(self, params: SamplingParams, seed: int) -> Iterator[RunningBatch]:
-        """The model must not be used otherwise within the block: it has another attention."""
+        """The model must not be used otherwise within the block: it has another attention, and computes with a copy of
+        its weights."""
         self._check_idle()
         decoding = self._decoding
         self._running = True
         try:
-            with use_attention(self._model, attention_of(self._model)):
+            with use_attention(self._model, attention_of(self._model)), prepacked(self._model):
                 yield HFRunningBatch(self._model, self._tokenizer, self._eos, params, seed, decoding)
         finally:
             self._running = False

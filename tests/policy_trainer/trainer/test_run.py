@@ -1,4 +1,4 @@
-"""From a configuration to its run: refused rewards, and epochs as steps."""
+"""From a configuration to its run: refused rewards, epochs as steps, threads."""
 
 import io
 import tomllib
@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.run_files.run_directory import RunDirectory
+from policy_trainer.trainer.parts import cpu_threads
 from policy_trainer.trainer.run import count_steps
 from shared.settings import from_values
 
@@ -48,3 +50,32 @@ class TestEpochs:
         resumed = from_values(TrainConfig, **values)
         again = count_steps(resumed, lambda: make_task(resumed), Console(quiet=True))
         assert again.max_steps == counted.max_steps == 45
+
+
+class TestThreads:
+    @pytest.fixture(autouse=True)
+    def six_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+
+    @pytest.mark.parametrize(
+        ("settings", "threads"),
+        [
+            ({}, 3),
+            ({"threads": 5}, 5),
+            ({"max_lag": 2}, 3),
+            ({"max_lag": 0}, None),
+            ({"rollout": "external"}, None),
+            ({"device": "cuda:0"}, None),
+        ],
+    )
+    def test_a_run_whose_processes_compute_at_the_same_time_shares_the_cores(
+        self, settings: dict[str, Any], threads: int | None
+    ) -> None:
+        assert cpu_threads(from_values(TrainConfig, **{"model": "m", "device": "cpu", **settings})) == threads
+
+    def test_one_core_is_a_thread_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+        assert cpu_threads(from_values(TrainConfig, model="m", device="cpu")) == 1
+
+    def test_ranks_keep_what_torchrun_gave_them(self) -> None:
+        assert cpu_threads(from_values(TrainConfig, model="m", device="cpu"), ranks=2) is None

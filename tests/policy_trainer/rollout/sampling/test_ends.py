@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from policy_trainer.data.completion import Completion
@@ -53,6 +53,9 @@ class Scripted:
 
     def eval(self) -> "Scripted":
         return self
+
+    def modules(self) -> list[nn.Module]:
+        return []
 
     def get_output_embeddings(self) -> None:
         """It has no LM head."""
