@@ -10,7 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NAME = "model.gguf"
 
@@ -22,8 +23,10 @@ def import_gguf(parts: Sequence[Path], out: Path, dtype: str) -> None:
                 with part.open("rb") as file:
                     shutil.copyfileobj(file, whole)
         AutoTokenizer.from_pretrained(folder, gguf_file=NAME).save_pretrained(out)
-        unpacked = GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=NAME, dtype=dtype, quantization_config=unpacked)
+        # Newer versions of transformers keep the weights packed by default.
+        packs = hasattr(transformers, "GgufConfig")
+        unpacked = {"quantization_config": transformers.GgufConfig(dequantize=True)} if packs else {}
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=NAME, dtype=dtype, **unpacked)
         model.save_pretrained(out)
 
 
