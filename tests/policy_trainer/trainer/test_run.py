@@ -65,7 +65,6 @@ class TestThreads:
             ({"max_lag": 2}, 3),
             ({"max_lag": 0}, None),
             ({"rollout": "external"}, None),
-            ({"device": "cuda:0"}, None),
         ],
     )
     def test_a_run_whose_processes_compute_at_the_same_time_shares_the_cores(
