@@ -1,6 +1,7 @@
 """GRPO of a pretrained model on the word problems of examples/, by TRL's GRPOTrainer and by ours: the same script, of
 which one import differs, with the same seed, model, problems, reward and completions.
 
+    python examples/word_problems/make_problems.py
     python -m benchmarks.trl_words MODEL STEPS SEED > out.txt
 
 Prints the seconds of `trainer.train()`, the rewards of training's first and last eighth, and the held-out accuracy of
@@ -14,6 +15,7 @@ import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks import measure
@@ -37,7 +39,7 @@ def train(library: str, model: Path, steps: int, seed: int, problems: Path, out:
 
     def last_number(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         rewards = reward.last_number([completion[0]["content"] for completion in completions], answer)
-        calls.append((time.monotonic(), sum(rewards) / len(rewards)))
+        calls.append((time.monotonic(), fmean(rewards)))
         return rewards
 
     rows = [json.loads(line) for line in problems.read_text().splitlines()]
@@ -97,10 +99,9 @@ def main() -> None:
         for name, library in LIBRARIES.items():
             out = directory / name
             curves[name] = curve = run_side(library, model, steps, seed, training, out)
-            first = sum(value for _, value in curve[: len(curve) // 8]) / (len(curve) // 8)
-            last = sum(value for _, value in curve[-len(curve) // 8 :]) / len(curve[-len(curve) // 8 :])
-            seconds = curve[-1][0]
-            rows.append([name, f"{seconds:.0f}", f"{first:.3f}", f"{last:.3f}", f"{held_out(out, others):.3f}"])
+            rewards, part = [value for _, value in curve], max(1, len(curve) // 8)
+            first, last = (fmean(eighth) for eighth in (rewards[:part], rewards[-part:]))
+            rows.append([name, f"{curve[-1][0]:.0f}", f"{first:.3f}", f"{last:.3f}", f"{held_out(out, others):.3f}"])
             print(*rows[-1], sep=" | ", file=sys.stderr)
         before = held_out(model, others)
     title = f"{steps} steps of word problems, seed {seed}; held-out {before:.3f} before"

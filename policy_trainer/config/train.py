@@ -342,18 +342,22 @@ def cautions(config: TrainConfig) -> list[str]:
             f"judging.model.path: this reward model is not used, because {spell_setting('rewards')} does not name "
             "`model`"
         )
-    if config.data.answer_in != "tags" and (tagged := {"format", "tags"} & set(config.rewards)):
-        warnings.append(
-            f"data.answer_in = {config.data.answer_in}: the rewards {', '.join(sorted(tagged))} look for <answer> "
-            f"tags, for which no prompt asks unless {spell_setting('data.system_prompt')} does"
-        )
-    if config.data.answer_in == "last_number" and config.data.answer_rule == "exact":
-        warnings.append(
-            f"data.answer_in = last_number: numbers are compared as text, so 1,000 and 72.0 are not 1000 and 72; "
-            f"{spell_setting('data.answer_rule')} number compares their values"
-        )
     if config.judging.steps and loss.advantage != "process":
         warnings.append(
             f"judging.steps: loss.advantage = {loss.advantage} does not use the rewards of steps: use process"
         )
-    return warnings
+    return [*warnings, *_answer_cautions(config)]
+
+
+def _answer_cautions(config: TrainConfig) -> Iterator[str]:
+    data, tagged = config.data, {"format", "tags"}.intersection(config.rewards)
+    if data.answer_in != "tags" and tagged:
+        yield (
+            f"data.answer_in = {data.answer_in}: the rewards {', '.join(sorted(tagged))} look for <answer> tags, for "
+            f"which no prompt asks unless {spell_setting('data.system_prompt')} does"
+        )
+    if data.answer_in == "last_number" and data.answer_rule == "exact":
+        yield (
+            "data.answer_in = last_number: numbers are compared as text, so 1,000 and 72.0 are not 1000 and 72; "
+            f"{spell_setting('data.answer_rule')} number compares their values"
+        )

@@ -21,7 +21,8 @@ _BOX = re.compile(r"(\\(?:boxed|fbox)(?![a-zA-Z])\s*)(?:(\{)|([^\s$.,{}]+))|\\(?
 _AMOUNT = r"((?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)"
 # A sign after a digit or a bracket is an operator.
 _IN_TEXT = re.compile(rf"(?:(?<![0-9)\]])([+-]))?\$?{_AMOUNT}")
-_NUMBER = re.compile(rf"\$?([+-]?)\$?{_AMOUNT}")
+# At most 100 digits in a row: more are no number of a problem.
+_NUMBER = re.compile(rf"(?!.*[0-9]{{101}})\$?([+-]?)\$?{_AMOUNT}")
 
 
 def parse_answer(completion: str) -> str | None:
@@ -93,7 +94,7 @@ def _parse_number(text: str) -> Decimal | None:
 
 
 def _plain_text(text: str) -> str:
-    """With the commas, dollars and minus signs of LaTeX and typesetters, such as `1{,}000`, as a keyboard has them."""
+    """Replaces what LaTeX and typesetters write in numbers, such as `1{,}000`, by plain characters."""
     return text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace(r"\$", "$")
 
 

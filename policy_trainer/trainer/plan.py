@@ -335,8 +335,8 @@ def _worker(
     parts = memory.sampling(shape, width, tokens=tokens, rows=rows)
     if place == MAIN_MEMORY:  # a GPU's worker reads it tensor by tensor
         parts |= memory.publication(trained, width)
-    if place == MAIN_MEMORY and traits.can_fork and not config.lora.load_in_4bit:
-        parts |= memory.prepacked(shape, width)
+        if traits.can_fork and not config.lora.load_in_4bit:
+            parts |= memory.prepacked(shape, width)
     if traits.takes_first_gpus and (size := memory_size(_place(device), gpu_bytes)) is not None:
         # Asleep, its memory is the trainer's.
         asleep = config.vllm.enable_sleep_mode

@@ -62,7 +62,7 @@ def train(
         # `config`, not `counted`: config.toml keeps num_train_epochs, and a resumed run counts again.
         files = open_run(config, console, trial=trial)
         with ExitStack() as stack, suppress(Stopped):
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            stack.callback(torch.set_num_threads, torch.get_num_threads())  # those of the script that called
             threads = cpu_threads(config, ranks=1 if world is None else world.size)
             use_threads(threads)
             if config.max_lag == 0:

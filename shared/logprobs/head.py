@@ -160,7 +160,8 @@ class _TiledLogps(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if wants_bias else None
         slopes = TokenGradients.of(temperatures, log_sum, entropy, *grad_outputs)
         for vocabulary in tiles.vocabulary:
-            # The gradient of a weight tile is summed over all tokens in float32 and rounded once.
+            # The gradient of a weight tile is summed over all tokens in float32, if the weight is that in place, and
+            # rounded once.
             tile_weight = None if grad_weight is None else grad_weight[vocabulary].to(log_sum.dtype)
             tile_bias = log_sum.new_zeros(vocabulary.stop - vocabulary.start) if wants_bias else None
             for tokens in tiles.tokens:

@@ -89,18 +89,9 @@ def test_other_ways_to_train(
     model, place = request.getfixturevalue(name), tmp_path / "run"
     # A base model solves nothing and does not end, but its first sentences have different lengths.
     few = (
-        *SHORT,
-        *options,
-        "--rewards",
-        "length",
-        "--sampling.stop",
-        ".",
-        "\n",
-        "--max-steps",
-        "3",
-        "--run-dir",
-        str(place),
-    )
+        *SHORT, *options, "--rewards", "length", "--sampling.stop", ".", "\n", "--max-steps", "3",
+        "--run-dir", str(place),
+    )  # fmt: skip
     trainer = start(run("train", model, sums, *few, log=tmp_path / "log"))
     assert trainer.wait(8 * MINUTES) == 0, trainer.output()
     steps = steps_of(place)

@@ -67,7 +67,7 @@ def _product(packed: Tensor, layer: nn.Linear, inputs: Tensor) -> Tensor:
 def _agrees(layer: nn.Linear, product: _Product) -> bool:
     """Whether the operator computes what PyTorch does: kernels of a processor's newest instructions have been wrong.
 
-    The inputs are some of the weights themselves, which are as large as they are.
+    The inputs are rows of the weight itself: numbers of its size.
     """
     inputs = layer.weight.detach()[:2]
     expected = F.linear(inputs, layer.weight, layer.bias)
