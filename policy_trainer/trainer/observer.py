@@ -31,11 +31,13 @@ class Requested:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run, or its continuation. step: steps done. past: all records of metrics.jsonl."""
+    """A run, or its continuation. form: in which log-probs are computed, such as `packed`. step: steps done. past: all
+    records of metrics.jsonl."""
 
     config: TrainConfig
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
+    form: str
     step: int
     past: Sequence[Metrics]
 

@@ -36,20 +36,15 @@ from policy_trainer.trainer.evaluation.evaluator import Evaluator, make_evaluato
 from policy_trainer.trainer.plan import Planner, Unplanned, load_teacher_outline, prompt_lengths
 from policy_trainer.weights.quantised import load_base
 from shared.devices import choose_device
-from shared.logprobs import choose_forward
+from shared.logprobs import choose_forward, slowed_by
 from shared.models import load_model, load_outline, load_tokenizer
 from shared.spelling import spell_setting
-
-REPEATED_PROMPTS = (
-    "each prompt is computed once for each of its completions, as layers of this model do not take packed sequences "
-    "(docs/models.md): log-probs of long prompts take up to four times as long"
-)
 
 
 @dataclass(frozen=True)
 class Policy:
     """A model's tokenizer, learner, sampler and evaluator. write: writes its weights into a checkpoint. save: writes a
-    whole Hugging Face model.
+    whole Hugging Face model. form: of the forward, for people.
 
     tagged_rewards: the rewards that look for answer tags. part_weights: of all rewards, by name. turns: with the
     workers, if the device has no room for all. close: ends the tools' processes.
@@ -60,6 +55,7 @@ class Policy:
     sampler: Sampler
     write: WritesWeights
     save: Callable[[Path], None]
+    form: str
     evaluator: Evaluator
     tagged_rewards: frozenset[str]
     part_weights: PartWeights
@@ -151,8 +147,8 @@ def load_policy(
         )
         close = stack.pop_all().close
     display.note(f"checked: log-probs, computed in the {loaded.form} form, equal those of a plain forward")
-    if not loaded.form.startswith("packed"):
-        display.note(REPEATED_PROMPTS)
+    if slow := slowed_by(loaded.form, learner.model.dtype, choose_device(config.device)):
+        display.note(slow)
     if learner.model.dtype == torch.bfloat16 and config.optimizer.master_weights == "none":
         display.note(PURE_BFLOAT16)
     if config.optimizer.offload == "cpu" and choose_device(config.device).type == "cpu":
@@ -165,6 +161,7 @@ def load_policy(
         sampler=loaded.sampler,
         write=loaded.write,
         save=loaded.save,
+        form=loaded.form,
         evaluator=evaluator,
         tagged_rewards=tagged_rewards(config.rewards or task.default_rewards, task.correct),
         part_weights=weights,

@@ -64,7 +64,10 @@ class Trainer:
     def run(self) -> bool:
         """True when all steps are done, False if stopped earlier. A checkpoint then includes all trained batches."""
         state, config, learner, feed = self._state, self._config, self._policy.learner, self._source.feed
-        self._observer.begin(RunStart(config, learner.model, self._policy.tokenizer, state.step, self._reporters.past))
+        policy = self._policy
+        self._observer.begin(
+            RunStart(config, learner.model, policy.tokenizer, policy.form, state.step, self._reporters.past)
+        )
         self._ensure_reference()
         self._publish()
         self._source.workers.start()

@@ -19,7 +19,7 @@ from shared.api import ModelInfo
 from shared.batch import TokenGroup
 from shared.devices import choose_device, describe_device
 from shared.errors import UserError
-from shared.logprobs import choose_forward
+from shared.logprobs import choose_forward, slowed_by
 from shared.logprobs.vision import vision_of
 from shared.models import (
     context_length,
@@ -69,6 +69,7 @@ class FrozenModel:
         assert config.model is not None
         forwards = [choose_forward(model) for model in models]
         model = models[0]
+        slow = [slowed_by(form.name, each.dtype, each.device) for form, each in zip(forwards, models, strict=True)]
         self._models = models
         self._tokenizer = tokenizer
         self._config = config
@@ -90,6 +91,7 @@ class FrozenModel:
             max_image_bytes=config.max_image_bytes if self._vision else 0,
             tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
             forward=", ".join(sorted({forward.name for forward in forwards})),
+            slowed_by=next(filter(None, slow), None),
             snapshot=snapshot,
         )
         log.info("model ready", **self.info.model_dump(exclude={"tokenizer_fingerprint"}))

@@ -59,7 +59,10 @@ class ModelInfo(ResponseRecord):
     """Bytes of the image tensors of a batch; 0 if it may have none, as with a model that takes no images."""
     tokenizer_fingerprint: str | None
     forward: str | None
-    """How log-probs are computed: `packed-varlen`, `packed`, `padded` or `plain`."""
+    """How log-probs are computed: `packed-varlen` or `packed`, each prompt once; `padded` or `plain`, each prompt once
+    for each of its completions. The names are in the order of their speed."""
+    slowed_by: str | None = None
+    """Why that is not the fastest form, and what would be faster, for people; null for the fastest on its device."""
     snapshot: str | None = None
     """The snapshot that replaced the model's first weights; null if none did."""
     wanted_version: int | None = None

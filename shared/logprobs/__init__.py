@@ -15,7 +15,7 @@ Because both run the same code, the KL divergence between an unchanged policy an
     head.py       LM head and log-softmax in tiles, so that (C, V) logits are never in memory as a whole
 """
 
-from shared.logprobs.choice import choose_forward, may_pack, self_test_difference
+from shared.logprobs.choice import choose_forward, may_pack, self_test_difference, slowed_by
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.packed import PackedForward
 from shared.logprobs.padded import PaddedForward, PlainForward

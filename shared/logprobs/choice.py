@@ -20,6 +20,7 @@ from shared.logprobs.packed import PackedForward, VarlenForward
 from shared.logprobs.padded import PaddedForward, PlainForward, refuse_lasting_frequencies, rope_depends_on_length
 from shared.logprobs.varlen import has_kernel
 from shared.logprobs.vision import Vision, vision_of
+from shared.spelling import spell_setting
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,24 @@ def choose_forward(
     if broken := next((name for name, each in model.named_parameters() if not each.isfinite().all()), None):
         raise UserError(f"model: {broken} has NaN or infinite values", "use another checkpoint")
     raise UserError(f"model: no forward computes correct log-probs for {type(model).__name__}: {errors}")
+
+
+def slowed_by(form: str, dtype: torch.dtype, device: torch.device) -> str:
+    """Why a chosen form is not the fastest, and what would be faster, for people; empty for the fastest on its device.
+
+    form: a `LogprobForward.name`.
+    """
+    if form.startswith(PackedForward.name):
+        if form != PackedForward.name or device.type != "cuda" or has_kernel(dtype, device):
+            return ""
+        half = dtype in (torch.float16, torch.bfloat16)
+        better = "PyTorch 2.11 or later" if half else f"half precision ({spell_setting('dtype', 'bfloat16')})"
+        return f"{better} would compute the attention with a variable-length kernel, which is faster"
+    slow = (
+        "each prompt is computed once for each of its completions, as layers of this model do not take packed "
+        "sequences (docs/models.md): log-probs of long prompts take up to four times as long as in the packed form"
+    )
+    return f"{slow}; its logits are computed whole, which takes more memory" if form == PlainForward.name else slow
 
 
 def _candidates(

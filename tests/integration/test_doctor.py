@@ -51,6 +51,8 @@ def test_a_run_that_may_begin(random_model: Path, tmp_path: Path) -> None:
         stage in checks["one group"][1]["seen"] for stage in ("load model", "worker", "sample", "judge", "score")
     )
     assert "grad_norm" in checks["full step"][0]["seen"] and "peak memory" in checks["full step"][0]["seen"]
+    assert "(float32 on cpu, packed log-probs)" in checks["server"][0]["seen"]
+    assert "packed log-probs in the trainer: each prompt is computed once" in checks["one group"][2]["seen"]
     assert list(home.iterdir()) == [] and not processes_of(home)
 
 

@@ -22,7 +22,7 @@ from policy_trainer.reporting.metrics import read_metrics
 from policy_trainer.reporting.samples import SampledCompletion, SampledGroup, read_samples
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trainer.doctor.findings import Finding, Subject, not_checked, ok, refused, warning, wrong
-from policy_trainer.trainer.observer import Observer
+from policy_trainer.trainer.observer import Observer, RunStart
 from policy_trainer.trainer.queue_client.matching import check_first_kl, check_server
 from policy_trainer.trainer.queue_client.server import connect, token_of, without_server
 from policy_trainer.trainer.reference_servers import ReferenceServer, choose_server
@@ -33,6 +33,7 @@ from shared.client.credentials import remedy
 from shared.client.proxies import is_this_machine
 from shared.devices import choose_device
 from shared.errors import UserError
+from shared.logprobs import slowed_by
 from shared.spelling import spell_setting
 
 # How long a server that is named may take to answer.
@@ -75,7 +76,8 @@ def _described(subject: Subject, queue: QueueView) -> Iterator[Finding]:
         return
     url = urlsplit(client.url)
     whose = "its own" if config.server == INLINE else "with TLS" if url.scheme == "https" else "without TLS"
-    scores = f"scores with {model.name} ({model.dtype} on {model.device})" if model.name else "has no model"
+    where = f"{model.dtype} on {model.device}, {model.forward} log-probs"
+    scores = f"scores with {model.name} ({where})" if model.name else "has no model"
     waiting = sum(queue.states[state].batches for state in (State.QUEUED, State.SCORING, State.READY))
     yield ok(f"{client.url}, {whose}: {scores}; the token may train; {waiting} batches wait in the queue")
     if url.scheme == "http" and not is_this_machine(url.hostname or "") and (config.token or config.token_file):
@@ -130,15 +132,26 @@ class _ReportingStopwatch(Stopwatch):
         self._subject.report("wait for the group to be sampled, judged and scored")
 
 
+class _FormObserver(Observer):
+    """Remembers how the run computes log-probs, without its model, whose memory is to be free again."""
+
+    form: str
+    dtype: torch.dtype
+
+    def begin(self, run: RunStart) -> None:
+        super().begin(run)
+        self.form, self.dtype = run.form, run.model.dtype
+
+
 def group(subject: Subject) -> Iterator[Finding]:
     """Trains one step on one group, in a run of its own: what a real run would fail on at its start fails here. All
     that it writes is deleted.
 
     Raises what `train` raises, and KeyboardInterrupt when a stop was requested meanwhile.
     """
-    trial, stopwatch = _trial(subject), _ReportingStopwatch(subject)
+    trial, observer = _trial(subject), _FormObserver(stopwatch := _ReportingStopwatch(subject))
     try:
-        result = train(trial, Console(quiet=True), Observer(stopwatch), subject.world, trial=True)
+        result = train(trial, Console(quiet=True), observer, subject.world, trial=True)
     except RefServerError as error:
         if error.status != HTTPStatus.FORBIDDEN:
             raise
@@ -152,6 +165,8 @@ def group(subject: Subject) -> Iterator[Finding]:
     seconds = {**stopwatch.seconds, **_seconds_of_others(subject.config, subject.step)}
     yield ok("sampled, judged, uploaded, scored, leased, trained, published, evaluated, saved")
     yield ok("seconds: " + ", ".join(f"{stage} {seconds[stage]:.1f}" for stage in STAGES if stage in seconds))
+    slow = slowed_by(observer.form, observer.dtype, choose_device(subject.config.device))
+    yield ok(f"{observer.form} log-probs in the trainer: {slow or 'each prompt is computed once for its group'}")
     yield from _completions(subject.group.completions)
 
 

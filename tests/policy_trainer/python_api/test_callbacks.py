@@ -22,7 +22,7 @@ def no_groups() -> list[Any]:
 
 def beginning(step: int = 0, past: Any = ()) -> RunStart:
     model: Any = SimpleNamespace(name="model")
-    return RunStart(CONFIG, model, model, step, past)
+    return RunStart(CONFIG, model, model, "packed", step, past)
 
 
 def record(step: int, **metrics: Any) -> dict[str, Any]:

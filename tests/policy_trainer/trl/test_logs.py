@@ -68,7 +68,7 @@ def make(tmp_path: Path, callbacks: Any = (), **given: Any) -> Logs:
 
 def begin(logs: Logs, step: int = 0, past: Any = ()) -> None:
     model: Any = SimpleNamespace(name="model")
-    logs.begin(RunStart(TrainConfig(model="m", max_steps=100, run_dir=Path("x")), model, model, step, past))
+    logs.begin(RunStart(TrainConfig(model="m", max_steps=100, run_dir=Path("x")), model, model, "packed", step, past))
 
 
 def run(logs: Logs, steps: int, updates: int = 1, **given: Any) -> list[dict[str, Any]]:

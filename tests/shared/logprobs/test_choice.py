@@ -20,6 +20,7 @@ from shared.logprobs import (
     choice,
     choose_forward,
     self_test_difference,
+    slowed_by,
 )
 from shared.logprobs.attention import PACKED_ATTENTION, Packing, packed_masks
 from shared.logprobs.choice import self_test_tolerance
@@ -141,6 +142,20 @@ def test_weights_that_are_not_finite_are_named() -> None:
     model.model.layers[0].mlp.up_proj.weight.data[0, 0] = math.nan
     with pytest.raises(UserError, match=r"^model: model\.layers\.0\.mlp\.up_proj\.weight has NaN or infinite values"):
         choose_forward(model)
+
+
+def test_what_slows_a_form_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert slowed_by("packed", torch.float32, cpu) == slowed_by("packed-varlen", torch.bfloat16, gpu) == ""
+    assert slowed_by("padded", torch.float32, cpu).startswith(
+        "each prompt is computed once for each of its completions"
+    )
+    assert slowed_by("plain", torch.float32, gpu).endswith("its logits are computed whole, which takes more memory")
+    assert "half precision (--dtype bfloat16)" in slowed_by("packed", torch.float32, gpu)
+    monkeypatch.setattr(torch, "__version__", "2.10.0")
+    assert slowed_by("packed", torch.bfloat16, gpu).startswith("PyTorch 2.11 or later")
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
+    assert slowed_by("packed", torch.bfloat16, gpu) == "", "a warning said at loading why the faster one was refused"
 
 
 def test_modules_with_a_state_take_a_cache_by_its_place_as_before() -> None:
