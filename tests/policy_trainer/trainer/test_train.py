@@ -198,6 +198,7 @@ def make_trainer(
             cast(Any, None),
             write,
             partial(save_whole, model, tokenizer),
+            "packed",
             cast(Any, Evaluator(stop, stops_at, evaluated)),
             frozenset(),
             {},
