@@ -24,9 +24,9 @@ from policy_trainer.trainer.evaluation.standalone import evaluate_model
 from shared.process import child_environment
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "word_problems"
-SYSTEM = "Answer with a number only."
+SYSTEM, PREFILL = "Write one equation.", "Equation:"
 LIBRARIES = {"TRL": "trl", "Tandem": "policy_trainer.trl"}
-GROUPS, COMPLETIONS, LENGTH, HELD_OUT = 4, 8, 48, 100
+GROUPS, COMPLETIONS, LENGTH, HELD_OUT = 8, 8, 16, 200
 
 
 def train(library: str, model: Path, steps: int, seed: int, problems: Path, out: Path) -> list[tuple[float, float]]:
@@ -37,22 +37,31 @@ def train(library: str, model: Path, steps: int, seed: int, problems: Path, out:
     reward: Any = import_module("reward")
     calls: list[tuple[float, float]] = []
 
-    def last_number(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        rewards = reward.last_number([completion[0]["content"] for completion in completions], answer)
+    def right_result(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        rewards = reward.right_result([completion[0]["content"] for completion in completions], answer)
         calls.append((time.monotonic(), fmean(rewards)))
         return rewards
 
     rows = [json.loads(line) for line in problems.read_text().splitlines()]
-    messages = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": row["prompt"]}] for row in rows]
-    data = [{"prompt": prompt, "answer": row["answer"]} for prompt, row in zip(messages, rows, strict=True)]
+    roles = "system", "user", "assistant"
+    data = [
+        {
+            "prompt": [
+                {"role": role, "content": text}
+                for role, text in zip(roles, (SYSTEM, row["prompt"], PREFILL), strict=True)
+            ],
+            "answer": row["answer"],
+        }
+        for row in rows
+    ]
     settings = trl.GRPOConfig(
         output_dir=str(out), use_cpu=True, bf16=False, seed=seed, max_steps=steps, gradient_checkpointing=False,
         per_device_train_batch_size=GROUPS * COMPLETIONS, num_generations=COMPLETIONS, max_completion_length=LENGTH,
-        learning_rate=5e-6, beta=0.0, save_strategy="no", report_to="none", logging_steps=10, disable_tqdm=True,
+        learning_rate=1e-5, beta=0.0, save_strategy="no", report_to="none", logging_steps=10, disable_tqdm=True,
         model_init_kwargs={"dtype": "float32"},
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
-        model=str(model), reward_funcs=[last_number], args=settings, train_dataset=datasets.Dataset.from_list(data)
+        model=str(model), reward_funcs=[right_result], args=settings, train_dataset=datasets.Dataset.from_list(data)
     )
     began = time.monotonic()
     trainer.train()
@@ -65,8 +74,10 @@ def held_out(model: Path, problems: Path) -> float:
     config = EvalConfig(
         model=str(model),
         task="jsonl",
-        data=DataConfig(path=problems, eval_path=problems, system_prompt=SYSTEM, answer_in="last_number"),
-        sampling=SamplingConfig(max_completion_length=LENGTH),
+        data=DataConfig(
+            path=problems, eval_path=problems, system_prompt=SYSTEM, assistant_prefill=PREFILL, answer_in="last_number"
+        ),
+        sampling=SamplingConfig(max_completion_length=LENGTH, stop=["\n"]),
         evaluation=EvalEvaluationConfig(problems=HELD_OUT),
     )
     return evaluate_model(config, lambda *_: None)[0].accuracy

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import structlog
 
+from shared.errors import brief
+
 log = structlog.get_logger()
 
 # With more failed iterations in a row than this the server is not ready.
@@ -28,7 +30,7 @@ class BackgroundLoop:
             yield
         except Exception as error:  # or it would be lost
             self._failures += 1
-            self._error = repr(error)[:300]
+            self._error = brief(error)
             log.error("a background loop failed", loop=self._name, again_in_seconds=self.pause, exc_info=True)
         else:
             self.reset()

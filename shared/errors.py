@@ -1,6 +1,10 @@
 """Errors that say what is wrong and what to do, and text that is safe to print in errors."""
 
 import json
+from textwrap import shorten
+
+# Characters of an error that are shown inside another.
+_BRIEF = 200
 
 
 class ExpectedError(Exception):
@@ -21,6 +25,11 @@ class ExpectedError(Exception):
 
 class UserError(ExpectedError, ValueError):
     """A setting, a model or data that cannot be used. The problem names it, the remedy what would be valid."""
+
+
+def brief(error: Exception) -> str:
+    """The type of an error and the beginning of what it says: PyTorch's errors list all their kernels."""
+    return f"{type(error).__name__}: {shorten(str(error), _BRIEF, placeholder=' …')}"
 
 
 def printable(text: str, keep: str = "") -> str:

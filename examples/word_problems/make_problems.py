@@ -1,4 +1,4 @@
-"""Writes a thousand word problems with two or three steps to problems.jsonl, one a line: a prompt and its answer."""
+"""Writes a thousand word problems of one step to problems.jsonl, one a line: a prompt and its answer."""
 
 import json
 import random
@@ -9,17 +9,14 @@ THINGS = ["apples", "books", "coins", "stamps", "shells", "marbles", "pens", "ca
 
 
 def problem(rng: random.Random) -> dict[str, str]:
-    name, thing, count = rng.choice(NAMES), rng.choice(THINGS), rng.randint(5, 30)
-    story = f"{name} has {count} {thing}."
-    for _ in range(rng.randint(2, 3)):
-        number = rng.randint(2, 20)
-        if count > number and rng.random() < 0.5:
-            story += f" {name} gives {number} {thing} away."
-            count -= number
-        else:
-            story += f" {name} gets {number} more {thing}."
-            count += number
-    return {"prompt": f"{story} How many {thing} does {name} have now?", "answer": str(count)}
+    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    count, number = rng.randint(5, 30), rng.randint(2, 20)
+    if count > number and rng.random() < 0.5:
+        happens, answer = f"gives {number} {thing} away", count - number
+    else:
+        happens, answer = f"gets {number} more {thing}", count + number
+    story = f"{name} has {count} {thing}. {name} {happens}. How many {thing} does {name} have now?"
+    return {"prompt": story, "answer": str(answer)}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pydantic_settings import CliVariadicArg
 from policy_trainer.config.generation import with_generation_kwargs
 from policy_trainer.config.marks import Resume, Travel
 from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE
-from shared.settings import Dtype, InHelp, Section
+from shared.settings import Dtype, InHelp, Section, Verbatim
 
 
 class SamplingConfig(Section):
@@ -33,8 +33,11 @@ class SamplingConfig(Section):
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Above 1, tokens that the prompt or the completion has already become less likely, also in evaluations; 1 turns it
     off. The learner does not apply it, so the ratio is biased."""
-    stop: Annotated[CliVariadicArg[list[Annotated[str, Field(min_length=1)]]], Travel.TEXT] = Field(default=[])
-    """Texts that end a completion, besides the model's EOS tokens. Give one with a comma as JSON: '["a,b"]'."""
+    stop: Annotated[CliVariadicArg[list[Annotated[str, Field(min_length=1)]]], Travel.TEXT, Verbatim()] = Field(
+        default=[]
+    )
+    """Texts that end a completion, besides the model's EOS tokens. The command line takes them as they stand; in bash
+    $'\\n' is the end of a line."""
 
     stop_token_ids: CliVariadicArg[list[Annotated[int, Field(ge=0)]]] = Field(default=[])
     """Ids of tokens that end a completion, besides the model's EOS tokens. They are part of it."""

@@ -5,7 +5,7 @@ import sys
 
 from shared.process import PARENT_VARIABLE, child_environment
 
-# What torchrun sets for each rank (torch.distributed.elastic of PyTorch 2.8 to 2.13): a child that had these
+# What torchrun sets for each rank (torch.distributed.elastic of PyTorch 2.11 to 2.13): a child that had these
 # would take itself for that rank.
 _TORCHRUN = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import NoDecode
 from rich.console import Console, Group, RenderableType
 from rich.progress import track
 from rich.text import Text
@@ -20,6 +19,7 @@ from shared.api import Logprobs, LogprobsRequest
 from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE, Batch, BatchError
 from shared.client import ClientError, RefServerClient, RefServerError
 from shared.errors import printable, printable_json
+from shared.settings import Verbatim
 
 _NUMBERS = ("log-prob", "probability")
 # Requests to a busy server are retried for this long. The first request is not retried.
@@ -43,7 +43,7 @@ class Score(ClientOptions):
 
     prompt: str | None = None
     """The text that the completions continue."""
-    completion: Annotated[list[str], NoDecode] = Field(default=[])
+    completion: Annotated[list[str], Verbatim()] = Field(default=[])
     """A text to be scored; may be repeated. It is used unchanged."""
     temperature: float = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Logits are divided by it. A file has its temperature."""

@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
-from shared.errors import UserError
+from shared.errors import UserError, brief
 from shared.logprobs.attention import attention_of, set_attention
 from shared.logprobs.forked import modules_with_state
 from shared.logprobs.forward import LogprobForward
 from shared.logprobs.head import target_logps
 from shared.logprobs.packed import PackedForward, VarlenForward
-from shared.logprobs.padded import PaddedForward, PlainForward, refuse_lasting_frequencies, rope_depends_on_length
+from shared.logprobs.padded import PaddedForward, PlainForward, rope_depends_on_length
 from shared.logprobs.varlen import has_kernel
 from shared.logprobs.vision import Vision, vision_of
 from shared.spelling import spell_setting
@@ -46,7 +46,6 @@ def choose_forward(
     that of the weights.
     """
     dtype = dtype or model.dtype
-    refuse_lasting_frequencies(model)
     attention = attention_of(model)
     errors: dict[str, str] = {}
     for candidate in _candidates(model, dtype):
@@ -54,7 +53,7 @@ def choose_forward(
             forward = within(candidate(model))
             difference = self_test_difference(model, forward, dtype)
         except Exception as error:  # an unsupported architecture may raise anything
-            errors[candidate.name] = repr(error)
+            errors[candidate.name] = brief(error)
         else:
             if difference <= self_test_tolerance(dtype):
                 return forward
@@ -76,9 +75,8 @@ def slowed_by(form: str, dtype: torch.dtype, device: torch.device) -> str:
     if form.startswith(PackedForward.name):
         if form != PackedForward.name or device.type != "cuda" or has_kernel(dtype, device):
             return ""
-        half = dtype in (torch.float16, torch.bfloat16)
-        better = "PyTorch 2.11 or later" if half else f"half precision ({spell_setting('dtype', 'bfloat16')})"
-        return f"{better} would compute the attention with a variable-length kernel, which is faster"
+        half = spell_setting("dtype", "bfloat16")
+        return f"half precision ({half}) would compute the attention with a variable-length kernel, which is faster"
     slow = (
         "each prompt is computed once for each of its completions, as layers of this model do not take packed "
         "sequences (docs/models.md): log-probs of long prompts take up to four times as long as in the packed form"

@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
-from shared.errors import UserError
 from shared.logprobs.forward import HiddenForward, body_of
 from shared.logprobs.head import target_logps, target_logps_and_entropies
 from shared.logprobs.vision import Vision, vision_of
@@ -70,13 +68,6 @@ def _rope_types(model: PreTrainedModel) -> set[str | None]:
     rope: dict[str, Any] = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one per layer type
     return {kind.get("rope_type") for kind in kinds}
-
-
-def refuse_lasting_frequencies(model: PreTrainedModel) -> None:
-    """UserError for dynamic RoPE in transformers before 5.14: a long row stretches the rows of later forwards."""
-    old = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 14)
-    if old and "dynamic" in _rope_types(model):
-        raise UserError("model: its dynamic RoPE is wrong after a long row in this transformers", "take 5.14 or newer")
 
 
 def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from packaging.version import Version
 from torch import Tensor
 
 from shared.logprobs.attention import AttentionKind
@@ -14,9 +13,8 @@ _flash_attention = torch.ops.aten._flash_attention_forward
 
 
 def has_kernel(dtype: torch.dtype, device: torch.device) -> bool:
-    """True for half precision on CUDA, from PyTorch 2.11. The self-test shows which GPUs and head sizes it supports."""
-    new = Version(torch.__version__) >= Version("2.11")
-    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and new
+    """True for half precision on CUDA. The self-test shows which GPUs and head sizes it supports."""
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
 
 
 class VarlenAttention:
@@ -24,10 +22,7 @@ class VarlenAttention:
 
     def __init__(self, layout: PackedLayout, *, dtype: torch.dtype, device: torch.device, kind: AttentionKind) -> None:
         if not has_kernel(dtype, device):
-            raise NotImplementedError(
-                f"varlen attention is for half precision on CUDA from PyTorch 2.11, "
-                f"not {dtype} on {device.type} with {torch.__version__}"
-            )
+            raise NotImplementedError(f"varlen attention is for half precision on CUDA, not {dtype} on {device.type}")
         bounds = kind.bounds
         if kind.sinks or kind.softcap is not None or (bounds and (bounds.images or not bounds.slides)):
             raise NotImplementedError("varlen attention has no sinks, caps, chunks and images")

@@ -16,4 +16,4 @@ from shared.settings.load import (
     load_settings,
     settings_config,
 )
-from shared.settings.names import Hints, InHelp
+from shared.settings.names import Hints, InHelp, Verbatim

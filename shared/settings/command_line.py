@@ -1,5 +1,6 @@
 """Reads the command line with pydantic-settings, which is built on argparse. Reports a mistake in one line."""
 
+import json
 import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -7,9 +8,9 @@ from collections.abc import Mapping, Set
 from inspect import cleandoc
 from typing import Any
 
-from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsError
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
-from shared.settings.names import Hints, explain_unknown, is_secret, names_in_help
+from shared.settings.names import Hints, explain_unknown, is_secret, names_in_help, verbatim_names
 from shared.spelling import spell_option
 
 _HELP = {"-h", "--help", "--help-all"}
@@ -18,8 +19,7 @@ _HELP = {"-h", "--help", "--help-all"}
 def command_line(cls: type[BaseSettings], arguments: list[str], prog: str, hints: Hints) -> CliSettingsSource[Any]:
     """The settings that the arguments give. Prints the help and exits with status 0 if the arguments ask for it.
 
-    Raises ValueError for what cannot be understood, and for secrets. A list that is annotated with `NoDecode` keeps its
-    strings unchanged, commas included.
+    Raises ValueError for what cannot be understood, and for secrets.
     """
     source = CliSettingsSource(cls, cli_prog_name=prog, cli_exit_on_error=False)
     parser = _parser(source, cls)
@@ -63,11 +63,11 @@ def _refuse_secrets(given: Namespace, cls: type[BaseSettings]) -> None:
 
 
 def _keep_texts(given: Namespace, cls: type[BaseSettings]) -> None:
-    """Lists of texts as tuples, since pydantic-settings would join a list by commas."""
-    for name, info in cls.model_fields.items():
-        if name in given and NoDecode in info.metadata:
-            texts = ("--" if text == [] else text for text in getattr(given, name))  # argparse drops `--` until 3.12
-            setattr(given, name, tuple(texts))
+    """Lists of `Verbatim` texts as JSON, since pydantic-settings would strip a list's, and divide them at commas."""
+    for name in verbatim_names(cls):
+        if name in given:
+            texts = ["--" if text == [] else text for text in getattr(given, name)]  # argparse drops `--` until 3.12
+            setattr(given, name, json.dumps(texts))
 
 
 def _one_spelling_each(parser: ArgumentParser, cls: type[BaseSettings]) -> None:

@@ -18,6 +18,20 @@ class InHelp:
     commands: str = ""
 
 
+@dataclass(frozen=True)
+class Verbatim:
+    """Marks a list of texts that the command line takes as they stand, with their spaces, commas and backslashes."""
+
+
+def verbatim_names(model: type[BaseModel]) -> Iterator[str]:
+    """Dotted names of the settings that are marked as `Verbatim`."""
+    for name, info in model.model_fields.items():
+        if nested := nested_model(info):
+            yield from (f"{name}.{inner}" for inner in verbatim_names(nested))
+        elif any(isinstance(mark, Verbatim) for mark in info.metadata):
+            yield name
+
+
 def names_in_help(model: type[BaseModel], command: str) -> set[str]:
     """Dotted names of the settings that --help of a command lists; empty if none is marked."""
     names = set()

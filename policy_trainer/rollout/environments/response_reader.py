@@ -71,9 +71,7 @@ class ResponseReader:
         if self._ready:
             self._process = self._start()
         try:
-            answer = self._process.ask("ready", _START_SECONDS)
+            self._process.ask("ready", _START_SECONDS)
         except ProcessEnded as ended:
             raise UserError(f"tools: the process that reads the model's calls {ended}") from None
-        if "refused" in answer:
-            raise UserError(answer["refused"])
         self._ready = True

@@ -11,10 +11,8 @@ from policy_trainer.processes.user_code import serve_parent
 
 def ready() -> Mapping[str, Any]:
     """Answers once the process can read."""
-    try:
-        from transformers.utils.chat_parsing import parse_response  # noqa: F401
-    except ImportError:
-        return {"refused": "tools: transformers 5.15 or newer is needed to read the model's calls"}
+    from transformers.utils.chat_parsing import parse_response  # noqa: F401
+
     return {}
 
 

@@ -19,7 +19,7 @@ from policy_trainer.rollout.sampling.decoders import (
 )
 from policy_trainer.rollout.sampling.kv_cache import prefill
 from shared.batch import TokenGroup
-from shared.errors import UserError
+from shared.errors import UserError, brief
 from shared.logprobs import self_test_difference, vision_of
 from shared.logprobs.choice import self_test_tolerance
 from shared.logprobs.forked import modules_with_state
@@ -49,7 +49,7 @@ def choose_decoding(model: PreTrainedModel) -> Decoding:
             dtype = min(model.dtype, logits.dtype, key=lambda each: each.itemsize)
             difference = self_test_difference(model, partial(_decoded, model, decoding), dtype)
         except Exception as error:  # an unsupported architecture may raise anything
-            errors[name] = str(error) if isinstance(error, UserError) else repr(error)
+            errors[name] = str(error) if isinstance(error, UserError) else brief(error)
         else:
             if difference <= self_test_tolerance(dtype):
                 return decoding

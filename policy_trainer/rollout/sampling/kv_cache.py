@@ -38,9 +38,6 @@ class _KeptLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    # The method's name before transformers 5.14, which also requires it.
-    get_max_cache_shape = get_max_length
-
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the constructor has allocated everything."""
 

@@ -5,15 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-import transformers
-from packaging.version import Version
 from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    Cache,
     CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -211,26 +207,16 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "mamba": (MambaConfig(**RECURRENT), "padded"),
     "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1, chunk_size=8), "packed"),
 }
-_NO_EXPERTS_ON_CPU = Version(torch.__version__) < Version("2.9") and Version(transformers.__version__) < Version("5.14")
-# Before transformers' caches had states of layers, these families had another code.
-_OLD_CACHES = not hasattr(Cache, "get_conv_state")
-_WITH_NEW_CACHES = {"gemma2", "llama4", "qwen3.5", "qwen3-next", "lfm2", "granite4", "falcon-h1", "mamba2"}
 
 
 def form_of(name: str, dtype: torch.dtype) -> str:
     """The forward that is chosen for a family: half precision on a GPU has a kernel for packed sequences."""
     form = FAMILIES[name][1]
-    if _OLD_CACHES and name in _WITH_NEW_CACHES:
-        return "padded"
     return "packed-varlen" if form == "packed" and has_kernel(dtype, DEVICE) else form
 
 
 def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
     """A tiny random model of a family, in evaluation mode."""
-    if name == "mixtral" and _NO_EXPERTS_ON_CPU:
-        pytest.skip("transformers before 5.14 runs mixtures of experts on a CPU from PyTorch 2.9 on")
-    if name == "nemotron-h" and _OLD_CACHES:
-        pytest.skip("this transformers computes another Nemotron-H with and without a cache")
     torch.manual_seed(0)
     config = copy.deepcopy(FAMILIES[name][0])
     for key, value in changes.items():

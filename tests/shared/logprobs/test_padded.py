@@ -1,14 +1,9 @@
 """Rows that are padded: ropes and micro-batches."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PretrainedConfig
 
-from shared.errors import UserError
 from shared.logprobs import PaddedForward, PlainForward, choose_forward, padded
 from tests.shared.logprobs.families import COMMON, SHAPES, common, expected, group, make, mixed
 
@@ -27,7 +22,7 @@ ROPES: dict[str, PretrainedConfig] = {
 }
 
 
-@pytest.mark.parametrize("rope", [*ROPES] if Version(transformers.__version__) >= Version("5.14") else ["longrope"])
+@pytest.mark.parametrize("rope", ROPES)
 def test_a_long_row_leaves_the_frequencies_of_others_alone(rope: str) -> None:
     """These ropes stretch once a forward holds a row beyond the original context, and stretch it for every row."""
     torch.manual_seed(0)
@@ -36,19 +31,6 @@ def test_a_long_row_leaves_the_frequencies_of_others_alone(rope: str) -> None:
     groups = [group(8, [10, 5]), group(20, [40, 1]), group(3, [2])]
     with torch.no_grad():
         assert (forward(groups, mixed(groups)) - expected(model, groups, mixed(groups))).abs().max() < 1e-9
-
-
-@pytest.mark.parametrize(
-    ("rope", "version", "refused"),
-    [("dynamic", "5.13.1", True), ("dynamic", "5.14.0", False), ("longrope", "5.13.1", False)],
-)
-def test_dynamic_rope_is_refused_where_transformers_keeps_it_stretched(
-    monkeypatch: pytest.MonkeyPatch, rope: str, version: str, refused: bool
-) -> None:
-    monkeypatch.setattr("shared.logprobs.padded.transformers.__version__", version)
-    model = AutoModelForCausalLM.from_config(ROPES[rope]).eval()
-    with pytest.raises(UserError, match="dynamic RoPE") if refused else nullcontext():
-        choose_forward(model)
 
 
 def test_plain_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:

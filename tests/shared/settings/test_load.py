@@ -1,14 +1,15 @@
 """File < environment < command line, and whatever is unknown or impossible is refused by name."""
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, CliVariadicArg, NoDecode
+from pydantic_settings import BaseSettings, CliVariadicArg
 
-from shared.settings import PresetSettings, PresetSource, from_values, load_settings, settings_config
+from shared.settings import PresetSettings, PresetSource, Verbatim, from_values, load_settings, settings_config
 
 
 class Section(BaseModel):
@@ -281,19 +282,28 @@ def test_lists_of_numbers_that_are_not_finite(number: str, capsys: pytest.Captur
     assert words == "draw: weights: numbers must be finite\n"
 
 
+class Ends(Section):
+    stop: Annotated[CliVariadicArg[list[str]], Verbatim()] = Field(default=[])
+
+
 class Quoted(BaseSettings):
     """Quote things."""
 
     model_config = settings_config("TANDEM_TEST_")
 
-    text: Annotated[list[str], NoDecode] = Field(default=[])
+    text: Annotated[list[str], Verbatim()] = Field(default=[])
+    ends: Ends = Field(default_factory=Ends)
 
 
-def test_a_list_without_decoding_takes_texts_as_they_stand() -> None:
-    texts = ["a,b", "[1]", '"', "\\", " x ", "--"]
+def test_marked_lists_take_texts_as_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["a,b", "[1]", '"', "\\n", " x ", "--", "\n", "5", "null"]
     arguments = [f"--text={text}" for text in texts]
     assert load_settings(Quoted, arguments, prog="quote", schema=Quoted).text == texts
     assert load_settings(Quoted, [], prog="quote", schema=Quoted).text == []
+    variadic = [text for text in texts if text != "--"]
+    assert load_settings(Quoted, ["--ends.stop", *variadic], prog="quote", schema=Quoted).ends.stop == variadic
+    monkeypatch.setenv("TANDEM_TEST_ENDS__STOP", json.dumps(texts))
+    assert load_settings(Quoted, [], prog="quote", schema=Quoted).ends.stop == texts
 
 
 def test_values_of_a_program_are_independent_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
