@@ -2,31 +2,39 @@
 which one import differs, with the same seed, model, problems, reward and completions.
 
     python examples/word_problems/make_problems.py
-    python -m benchmarks.trl_words MODEL STEPS SEED > out.txt
+    python -m benchmarks.trl_words MODEL 40 0 1 2 --out words.json
 
-Prints the seconds of `trainer.train()`, the rewards of training's first and last eighth, and the held-out accuracy of
-greedy answers; then, as JSON, second and mean reward of each call of the reward function. Needs TRL.
+Writes and prints the seconds of `trainer.train()` and the held-out accuracy of greedy answers for each seed; the file
+also has second and mean reward of each call of the reward function, which a picture next to it shows. Needs TRL.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawTextHelpFormatter
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 from benchmarks import measure
 from policy_trainer.config import DataConfig, EvalConfig, EvalEvaluationConfig, SamplingConfig
+from policy_trainer.trainer.evaluation.results import wilson_interval
 from policy_trainer.trainer.evaluation.standalone import evaluate_model
 from shared.process import child_environment
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "word_problems"
 SYSTEM, PREFILL = "Write one equation.", "Equation:"
 LIBRARIES = {"TRL": "trl", "Tandem": "policy_trainer.trl"}
-GROUPS, COMPLETIONS, LENGTH, HELD_OUT = 8, 8, 16, 200
+GROUPS, COMPLETIONS, LENGTH, HELD_OUT = 4, 8, 16, 200
 
 
 def train(library: str, model: Path, steps: int, seed: int, problems: Path, out: Path) -> list[tuple[float, float]]:
@@ -57,7 +65,7 @@ def train(library: str, model: Path, steps: int, seed: int, problems: Path, out:
     settings = trl.GRPOConfig(
         output_dir=str(out), use_cpu=True, bf16=False, seed=seed, max_steps=steps, gradient_checkpointing=False,
         per_device_train_batch_size=GROUPS * COMPLETIONS, num_generations=COMPLETIONS, max_completion_length=LENGTH,
-        learning_rate=1e-5, beta=0.0, save_strategy="no", report_to="none", logging_steps=10, disable_tqdm=True,
+        learning_rate=2e-5, beta=0.0, save_strategy="no", report_to="none", logging_steps=10, disable_tqdm=True,
         model_init_kwargs={"dtype": "float32"},
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
@@ -94,30 +102,64 @@ def run_side(library: str, model: Path, steps: int, seed: int, problems: Path, o
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The rewards of training over completions and over minutes: each run, a mean of five steps."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2, sharey=True)
+    for run in runs:
+        seconds, rewards = zip(*run["curve"], strict=True)
+        smooth = [fmean(rewards[max(0, step - 4) : step + 1]) for step in range(len(rewards))]
+        completions = [(step + 1) * GROUPS * COMPLETIONS for step in range(len(rewards))]
+        colour = "C0" if run["side"] == "Tandem" else "C1"
+        label = run["side"] if run["seed"] == runs[0]["seed"] else None
+        panels[0].plot(completions, smooth, colour, label=label)
+        panels[1].plot([each / 60 for each in seconds], smooth, colour)
+    panels[0].set(xlabel="completions", ylabel="reward, mean of five steps")
+    panels[1].set(xlabel="minutes")
+    panels[0].legend()
+    for panel in panels:
+        panel.grid(alpha=0.3)
+    figure.savefig(path, dpi=90)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--side"]:
         library, model, steps, seed, problems, out = sys.argv[2:]
         print(json.dumps(train(library, Path(model), int(steps), int(seed), Path(problems), Path(out))))
         return
-    model, steps, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    rows, curves = [], {}
+    parser = ArgumentParser(prog="benchmarks.trl_words", description=__doc__, formatter_class=RawTextHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--out", type=Path, default=Path("words.json"), help="figures; the picture goes next to them")
+    options = parser.parse_args()
+    runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         lines = (EXAMPLE / "problems.jsonl").read_text().splitlines(keepends=True)
         training, others = directory / "training.jsonl", directory / "held_out.jsonl"
         training.write_text("".join(lines[:-HELD_OUT]))
         others.write_text("".join(lines[-HELD_OUT:]))
-        for name, library in LIBRARIES.items():
-            out = directory / name
-            curves[name] = curve = run_side(library, model, steps, seed, training, out)
-            rewards, part = [value for _, value in curve], max(1, len(curve) // 8)
-            first, last = (fmean(eighth) for eighth in (rewards[:part], rewards[-part:]))
-            rows.append([name, f"{curve[-1][0]:.0f}", f"{first:.3f}", f"{last:.3f}", f"{held_out(out, others):.3f}"])
-            print(*rows[-1], sep=" | ", file=sys.stderr)
-        before = held_out(model, others)
-    title = f"{steps} steps of word problems, seed {seed}; held-out {before:.3f} before"
-    measure.show(title, ["", "seconds", "reward, first eighth", "last eighth", "held-out"], rows)
-    print(json.dumps(curves))
+        before = held_out(options.model, others)
+        for seed, (side, library) in product(options.seeds, LIBRARIES.items()):
+            out = directory / "model"
+            curve = run_side(library, options.model, options.steps, seed, training, out)
+            run = {"side": side, "seed": seed, "seconds": curve[-1][0], "held_out": held_out(out, others)}
+            print(run, file=sys.stderr)
+            runs.append({**run, "curve": curve[:-1]})
+            options.out.write_text(json.dumps({"before": before, "problems": HELD_OUT, "runs": runs}) + "\n")
+            shutil.rmtree(out)
+    draw(runs, options.out.with_suffix(".png"))
+    rows = []
+    for side in LIBRARIES:
+        of_side = [run for run in runs if run["side"] == side]
+        right = sum(run["held_out"] for run in of_side) * HELD_OUT
+        low, high = wilson_interval(right, HELD_OUT * len(of_side))
+        seconds, after = (", ".join(f"{run[name]:.3g}" for run in of_side) for name in ("seconds", "held_out"))
+        rows.append([side, seconds, after, f"{low:.2f} to {high:.2f}"])
+    title = f"{options.steps} steps of word problems; held-out {before:.3f} before"
+    measure.show(title, ["", "seconds", "held-out", "95% interval, all seeds together"], rows)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_pauses_grow_and_several_failures_in_a_row_are_reported() -> None:
             failures.append(loop.failure)
     assert pauses == [2, 4, 8, 16, 32, 60, 60, 60]
     assert failures[:2] == [None, None]
-    assert failures[2] == "the work failed 3 times in a row, most recently with TypeError('a bug'); see the log"
+    assert failures[2] == "the work failed 3 times in a row, most recently with TypeError: a bug; see the log"
     assert [(entry["loop"], entry["again_in_seconds"]) for entry in logs[:2]] == [("the work", 2), ("the work", 4)]
     with loop.turn():
         pass
