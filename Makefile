@@ -76,7 +76,7 @@ test-ranges:  ## the tests with the lowest and the newest PyTorch and transforme
 	$(MAKE) test-range TORCH=$(call lowest,torch) TRANSFORMERS=$(call lowest,transformers)
 	$(MAKE) test-range TORCH= TRANSFORMERS=
 
-test-range: $(RANGE)/constraints.txt  ## the tests with TORCH=2.11.0 TRANSFORMERS=5.17.0; without a version, the newest
+test-range: $(RANGE)/constraints.txt  ## the tests with TORCH=2.11.0 TRANSFORMERS=5.18.0; without a version, the newest
 	$(MAKE) pytest VENV=$(RANGE) CONSTRAINTS=$(RANGE)/constraints.txt
 
 test-vllm: $(VLLM)/.installed-vllm  ## the tests that need vLLM, on the CPU, in an environment of its own: half an hour

@@ -20,7 +20,7 @@ from shared.logprobs.attention import Packing
 from shared.logprobs.layout import PackedLayout, Span
 
 # Names under which these modules take a cache.
-_CACHES = ("cache_params", "past_key_values")
+_CACHES = ("cache", "cache_params", "past_key_values")  # the first from transformers 5.24 on
 # Tokens of padding that cost about as much as another call.
 _CALL_TOKENS = {"cpu": 32}
 _GPU_CALL_TOKENS = 2048
@@ -113,7 +113,7 @@ _known: set[tuple[type[nn.Module], str]] = set()
 
 
 def _forward(
-    module: nn.Module, plain_forward: Any, cache: str, hidden_states: Tensor, *args: Any, **options: Any
+    module: nn.Module, plain_forward: Any, cache_name: str, /, hidden_states: Tensor, *args: Any, **options: Any
 ) -> Tensor:
     """What the module's forward does; in a packed forward the output for (1, N, h) hidden states."""
     packing: Packing | None = options.pop("packing", None)
@@ -125,10 +125,10 @@ def _forward(
     run = partial(plain_forward, **{**options, "attention_mask": None})
     kind = type(module), hidden_states.device.type
     if kind not in _known:
-        _check_states(module, run, cache, hidden_states)
+        _check_states(module, run, cache_name, hidden_states)
         _known.add(kind)
     packing.forked.add(module)
-    return _forked(run, cache, hidden_states[0], packing.layout)[None]
+    return _forked(run, cache_name, hidden_states[0], packing.layout)[None]
 
 
 def _check_states(module: nn.Module, run: Any, cache: str, like: Tensor) -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 
 from policy_trainer.rollout.sampling.kv_cache import (
-    ATTENTION_CACHE,
     GrowableLayer,
     PrefilledPrompts,
     RowLayer,
@@ -241,7 +240,7 @@ class RepeatedCacheDecoder:
     def __init__(self, model: PreTrainedModel, prompts: PrefilledPrompts, groups: Tensor) -> None:
         self.attention = attention_of(model)
         self._model = model
-        self._cache, self._cache_name = prompts.cache, prompts.cache_name
+        self._cache, self._cache_name, self._attends = prompts.cache, prompts.cache_name, prompts.attends
         self._mask, self._positions = prompts.mask, prompts.positions
         self.select(groups)
 
@@ -255,7 +254,7 @@ class RepeatedCacheDecoder:
         output = self._model(
             input_ids=tokens[:, None],
             # A model with only recurrent layers would multiply the new token by the mask of all tokens.
-            attention_mask=self._mask if self._cache_name == ATTENTION_CACHE else None,
+            attention_mask=self._mask if self._attends else None,
             position_ids=self._positions,
             use_cache=True,
             **{self._cache_name: self._cache},

@@ -20,9 +20,9 @@ from policy_trainer.data.prompts import EncodedPrompt
 from shared.errors import UserError
 from shared.logprobs.vision import FAMILIES, Vision
 
-ATTENTION_CACHE = "past_key_values"
-# Names of the cache in a model's output; the second is that of models with only recurrent layers, such as Mamba.
-_CACHE_NAMES = (ATTENTION_CACHE, "cache_params")
+# Names of the cache in a model's output and arguments: the first from transformers 5.24 on, the last in models with
+# only recurrent layers, such as Mamba.
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # Free tokens of a new cache.
 _FREE_TOKENS = 32
 # A full cache becomes so many times as large.
@@ -224,7 +224,13 @@ class PrefilledPrompts:
     cache: Any
     mask: Tensor
     positions: Tensor
-    cache_name: str = ATTENTION_CACHE
+    cache_name: str
+
+    @property
+    def attends(self) -> bool:
+        """False for a model with only recurrent layers."""
+        layers = getattr(self.cache, "layers", ())
+        return self.cache_name != "cache_params" and (not layers or any(map(has_keys, layers)))
 
     @property
     def starts(self) -> Tensor:

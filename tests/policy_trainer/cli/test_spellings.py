@@ -5,6 +5,8 @@ import inspect
 from typing import Any
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from policy_trainer import GRPO
 from policy_trainer.cli.settings import read_settings
@@ -62,7 +64,8 @@ def test_every_name_of_trl_has_an_entry() -> None:
     assert known <= entries
     for config in (trl.ModelConfig, trl.ScriptArguments):
         known |= {field.name for field in dataclasses.fields(config)}
-    assert entries - known == {"reward_model_name_or_path"}  # of TRL's scripts
+    if Version(transformers.__version__) >= Version("5.23"):  # older ones have other training arguments
+        assert entries - known == {"reward_model_name_or_path"}  # of TRL's scripts
 
 
 def test_the_page_has_the_names() -> None:

@@ -10,9 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from policy_trainer.config import LoraConfig, OptimizerConfig
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.learner.adapters import add_adapters
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
 from policy_trainer.learner.optimizer import make_weights, trained
+from policy_trainer.rollout.sampling.kv_cache import prefill
 from policy_trainer.trainer.memory import Shape, Work, activations, cache_of_token, sampling, scoring, traffic, training
 from shared.batch import TokenGroup
 from shared.logprobs import PackedForward, vision_of
@@ -179,7 +181,7 @@ def test_layers_that_differ_are_counted_on_average() -> None:
     model: Any = AutoModelForCausalLM.from_config(config).eval()
     shape = Shape.of(model)
     assert (shape.queries, shape.keys, shape.head) == (4 * 20, 2 * 20, 32)
-    cache: Any = model(input_ids=torch.tensor([[1]]), use_cache=True).past_key_values
+    cache: Any = prefill(model, [EncodedPrompt([1])], None).cache
     held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
     assert cache_of_token(shape, 4) == held
 

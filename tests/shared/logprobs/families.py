@@ -5,11 +5,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    Cache,
     CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -104,6 +108,8 @@ GPT2: dict[str, Any] = {
 
 
 config_of: Any = AutoConfig.for_model
+# GPT-J takes transformers' attention interface from 5.24 on.
+_GPTJ = "packed" if Version(transformers.__version__) >= Version("5.24") else "padded"
 FAMILIES: dict[str, tuple[Any, str]] = {
     "qwen2": (Qwen2Config(**COMMON), "packed"),
     "qwen2-tied": (Qwen2Config(**common(tie_word_embeddings=True)), "packed"),
@@ -121,7 +127,7 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         GPTNeoXConfig(**{k: v for k, v in COMMON.items() if k not in ("num_key_value_heads", "head_dim")}),
         "packed",
     ),
-    "gptj": (GPTJConfig(**GPT2, rotary_dim=4), "padded"),
+    "gptj": (GPTJConfig(**GPT2, rotary_dim=4), _GPTJ),
     "granite": (GraniteConfig(**COMMON, logits_scaling=8.0), "packed"),
     "cohere": (CohereConfig(**COMMON), "packed"),
     "nanochat": (NanoChatConfig(**common(num_key_value_heads=4)), "packed"),
@@ -207,16 +213,23 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "mamba": (MambaConfig(**RECURRENT), "padded"),
     "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1, chunk_size=8), "packed"),
 }
+# Before transformers 5.21 caches had no states of layers, and these families had another code.
+OLD_CACHES = not hasattr(Cache, "get_conv_state")
+_WITH_NEW_CACHES = {"gemma2", "llama4", "qwen3.5", "qwen3-next", "lfm2", "granite4", "falcon-h1", "mamba2"}
 
 
 def form_of(name: str, dtype: torch.dtype) -> str:
     """The forward that is chosen for a family: half precision on a GPU has a kernel for packed sequences."""
     form = FAMILIES[name][1]
+    if OLD_CACHES and name in _WITH_NEW_CACHES:
+        return "padded"
     return "packed-varlen" if form == "packed" and has_kernel(dtype, DEVICE) else form
 
 
 def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
     """A tiny random model of a family, in evaluation mode."""
+    if name == "nemotron-h" and OLD_CACHES:
+        pytest.skip("this transformers computes another Nemotron-H with and without a cache")
     torch.manual_seed(0)
     config = copy.deepcopy(FAMILIES[name][0])
     for key, value in changes.items():
