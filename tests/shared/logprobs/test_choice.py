@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
@@ -24,7 +24,7 @@ from shared.logprobs import (
 )
 from shared.logprobs.attention import PACKED_ATTENTION, Packing, packed_masks
 from shared.logprobs.choice import self_test_tolerance
-from shared.logprobs.forked import modules_with_state
+from shared.logprobs.forked import fork_states, modules_with_state
 from shared.logprobs.head import target_logps
 from shared.logprobs.layout import PackedLayout
 from shared.logprobs.stacked import StackedAttention
@@ -161,3 +161,22 @@ def test_modules_with_a_state_take_a_cache_by_its_place_as_before() -> None:
     before = module(hidden, None, None)
     PackedForward(model)
     assert torch.equal(module(hidden, None, None), before)
+
+
+@pytest.mark.parametrize("name", ["cache", "cache_params", "past_key_values"])
+def test_modules_with_a_state_take_a_cache_by_its_name_as_before(name: str) -> None:
+    """transformers 5.24 has one name for what had two."""
+
+    class Convolving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(4, 4, 1)
+            self.forward = {
+                "cache": lambda hidden_states, cache=None: hidden_states + (cache or 0),
+                "cache_params": lambda hidden_states, cache_params=None: hidden_states + (cache_params or 0),
+                "past_key_values": lambda hidden_states, past_key_values=None: hidden_states + (past_key_values or 0),
+            }[name]
+
+    module = Convolving()
+    assert fork_states(module) == {module}
+    assert torch.equal(module(torch.zeros(1), **{name: 2}), torch.tensor([2.0]))
