@@ -88,8 +88,8 @@ def add_adapters(
     torch.default_generator.manual_seed(seed)
     try:
         model.add_adapter(config)
-    except ValueError as error:  # peft refuses some layers of some architectures
-        raise UserError(f"lora.target_modules: {error}") from error
+    except ValueError as error:  # some layers of some architectures, or a peft that is too old for transformers
+        raise UserError(f"lora: peft {peft.__version__} refuses: {error}") from error
     finally:
         torch.set_rng_state(state)
     for parameter in trained(model).values():  # over weights in 4 bits peft leaves them in float32

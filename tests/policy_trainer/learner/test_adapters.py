@@ -280,7 +280,7 @@ def test_target_modules_that_cannot_be(targets: list[str], message: str, make_ti
 
 
 def test_an_architecture_that_peft_refuses(make_tiny: Make) -> None:
-    with pytest.raises(UserError, match=r"^lora.target_modules: .*Mamba"):
+    with pytest.raises(UserError, match=r"^lora: peft .* refuses: .*Mamba"):
         adapted(make("mamba"))
 
 
