@@ -242,6 +242,17 @@ def test_the_commands_of(page: Path, walk: Walk, runs: Path) -> None:
         pytest.skip("; ".join(sorted({reason_not_to_run(c) or "" for b in blocks(page) for c in commands(b)})))
 
 
+@pytest.mark.parametrize("config", sorted((ROOT / "examples").glob("*/*.toml")), ids=lambda path: path.stem)
+def test_an_example(config: Path, hub: Path, tmp_path: Path, environment: Mapping[str, str]) -> None:
+    """Two steps of it, with a tiny model, whose answers may all be wrong."""
+    place = tmp_path / "example"
+    shutil.copytree(config.parent, place, ignore=shutil.ignore_patterns("*.jsonl", "runs"))
+    _run("python make_problems.py", place, environment)
+    options = " ".join(f"{name} {value}" for name, value in _TRAIN.items() if name != "--data.system-prompt")
+    shell = f"policy-trainer train --config {config.name} --model {hub / 'model'} --no-loss.drop-zero-variance"
+    _run(f"{shell} --evaluation.eval-steps 2 {options}", place, environment)
+
+
 def _base_model() -> Path:
     return cached_base_model(ROOT / "runs" / "base_models", 0, lambda done, total: None)
 
