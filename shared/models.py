@@ -79,6 +79,8 @@ def load_mapped_model(
 def _read(name: str, **options: Any) -> PreTrainedModel:
     config = _read_config(name, options["revision"])
     # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        options["attn_implementation"] = "eager"  # before 5.21 the default is SDPA, which has no cap on scores
     return _auto_class(config).from_pretrained(name, trust_remote_code=False, **options)
 
 

@@ -9,14 +9,10 @@ THINGS = ["apples", "books", "coins", "stamps", "shells", "marbles", "pens", "ca
 
 
 def problem(rng: random.Random) -> dict[str, str]:
-    name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    count, number = rng.randint(5, 30), rng.randint(2, 20)
-    if count > number and rng.random() < 0.5:
-        happens, answer = f"gives {number} {thing} away", count - number
-    else:
-        happens, answer = f"gets {number} more {thing}", count + number
-    story = f"{name} has {count} {thing}. {name} {happens}. How many {thing} does {name} have now?"
-    return {"prompt": story, "answer": str(answer)}
+    name, other = rng.sample(NAMES, 2)
+    thing, count, more = rng.choice(THINGS), rng.randint(5, 60), rng.randint(3, 40)
+    story = f"{name} has {count} {thing}. {other} gives {name} {more} more. How many {thing} does {name} have now?"
+    return {"prompt": story, "answer": str(count + more)}
 
 
 if __name__ == "__main__":

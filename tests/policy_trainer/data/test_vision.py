@@ -23,6 +23,7 @@ from shared.errors import UserError
 from shared.logprobs.vision import vision_of
 from shared.models import load_outline, load_tokenizer
 from tests.policy_trainer.vision_models import FAMILIES, VOCABULARY, picture, save_vision_model
+from tests.shared.logprobs.families import OLD_CACHES
 
 PICTURES = encode(picture(60, 90)), encode(picture(100, 50))
 
@@ -209,6 +210,7 @@ def test_a_text_by_default_is_its_own_unexpanded_prompt() -> None:
     assert len(prompt) == 2 and prompt.unexpanded_ids == [1, 2] and not prompt.images
 
 
+@pytest.mark.skipif(OLD_CACHES, reason="this transformers imports its processors with its models")
 def test_texts_import_nothing_for_pictures() -> None:
     code = """
 import sys

@@ -215,15 +215,18 @@ FAMILIES: dict[str, tuple[Any, str]] = {
 }
 # Before transformers 5.21 caches had no states of layers, and these families had another code.
 OLD_CACHES = not hasattr(Cache, "get_conv_state")
-_WITH_NEW_CACHES = {"gemma2", "llama4", "qwen3.5", "qwen3-next", "lfm2", "granite4", "falcon-h1", "mamba2"}
+_WITH_NEW_CACHES = {"qwen3.5", "qwen3-next", "lfm2", "granite4", "falcon-h1", "mamba2"}
+
+
+def packs(name: str) -> bool:
+    return FAMILIES[name][1] == "packed" and not (OLD_CACHES and name in _WITH_NEW_CACHES)
 
 
 def form_of(name: str, dtype: torch.dtype) -> str:
     """The forward that is chosen for a family: half precision on a GPU has a kernel for packed sequences."""
-    form = FAMILIES[name][1]
-    if OLD_CACHES and name in _WITH_NEW_CACHES:
+    if FAMILIES[name][1] == "packed" and not packs(name):
         return "padded"
-    return "packed-varlen" if form == "packed" and has_kernel(dtype, DEVICE) else form
+    return "packed-varlen" if packs(name) and has_kernel(dtype, DEVICE) else FAMILIES[name][1]
 
 
 def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
@@ -235,6 +238,8 @@ def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTr
     for key, value in changes.items():
         setattr(config, key, value)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    if name.startswith("gemma2"):
+        model.set_attn_implementation("eager")  # as load_model does
     if dtype == torch.float64:
         model.set_experts_implementation("eager")  # the grouped matrix products know no float64
     return model

@@ -78,7 +78,9 @@ SHARING: dict[str, Callable[[], PreTrainedModel]] = {
     "phi": lambda: PhiForCausalLM(PhiConfig(**small())),
     "gpt2": gpt2,
     "mistral": lambda: MistralForCausalLM(MistralConfig(**small(), sliding_window=6)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**small(), **_MIXED, attn_logit_softcapping=2.0)),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**small(), **_MIXED, attn_logit_softcapping=2.0, attn_implementation="eager")
+    ),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**small(), **_MIXED)),
     # Sinks, chunks, gated delta rules, convolutions, Mamba 2 next to attention, before it and without any.
     **{name: partial(make, name) for name in ("gpt-oss", "llama4", "qwen3.5", "lfm2")},
