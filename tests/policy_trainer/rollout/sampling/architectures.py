@@ -71,6 +71,7 @@ def small() -> dict[str, Any]:
 
 # Windows of 6 tokens, fewer than the longest prompt has; Gemma's in one of its two layers.
 _MIXED = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+_CAPPED: dict[str, Any] = {"attn_logit_softcapping": 2.0, "attn_implementation": "eager"}
 # With shared prompts, and with copied ones.
 SHARING: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**small())),
@@ -78,9 +79,7 @@ SHARING: dict[str, Callable[[], PreTrainedModel]] = {
     "phi": lambda: PhiForCausalLM(PhiConfig(**small())),
     "gpt2": gpt2,
     "mistral": lambda: MistralForCausalLM(MistralConfig(**small(), sliding_window=6)),
-    "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**small(), **_MIXED, attn_logit_softcapping=2.0, attn_implementation="eager")
-    ),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**small(), **_MIXED, **_CAPPED)),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**small(), **_MIXED)),
     # Sinks, chunks, gated delta rules, convolutions, Mamba 2 next to attention, before it and without any.
     **{name: partial(make, name) for name in ("gpt-oss", "llama4", "qwen3.5", "lfm2")},
