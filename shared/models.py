@@ -78,10 +78,14 @@ def load_mapped_model(
 
 def _read(name: str, **options: Any) -> PreTrainedModel:
     config = _read_config(name, options["revision"])
-    # transformers uses SDPA by default where it can. Requesting it by name fails for Mamba and Gemma 2.
-    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
-        options["attn_implementation"] = "eager"  # before 5.21 the default is SDPA, which has no cap on scores
-    return _auto_class(config).from_pretrained(name, trust_remote_code=False, **options)
+    return _auto_class(config).from_pretrained(name, trust_remote_code=False, **_attention(config), **options)
+
+
+def _attention(config: Any) -> dict[str, Any]:
+    """The arguments that choose a model's attention. Otherwise transformers uses SDPA where it can, and before 5.21 for
+    scores with a cap, too, which it drops. Requesting SDPA by name fails for Mamba and Gemma 2."""
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return {"attn_implementation": "eager"} if capped else {}
 
 
 def _auto_class(config: Any) -> Any:
@@ -135,7 +139,7 @@ def load_outline(name: str, *, revision: str | None) -> PreTrainedModel:
     _refuse_adapter(name)
     with _explained(name, revision), torch.device("meta"):
         config = _read_config(name, revision)
-        model = _auto_class(config).from_config(config, trust_remote_code=False)
+        model = _auto_class(config).from_config(config, trust_remote_code=False, **_attention(config))
     with suppress(OSError):  # not every model has one; transformers has derived it from the configuration then
         model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
     return model
@@ -150,7 +154,7 @@ def load_empty(name: str, *, revision: str | None, dtype: Dtype) -> PreTrainedMo
     with _explained(name, revision), init_empty_weights(include_buffers=False):
         config = _read_config(name, revision)
         chosen = config.dtype if dtype == "auto" else getattr(torch, dtype)
-        model = _auto_class(config).from_config(config, dtype=chosen, trust_remote_code=False)
+        model = _auto_class(config).from_config(config, dtype=chosen, trust_remote_code=False, **_attention(config))
     model.tie_weights()  # each parameter was replaced by one on the meta device
     return model.eval()
 

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from shared.logprobs.attention import Packing
 from shared.logprobs.layout import PackedLayout, Span
 
-# Names under which these modules take a cache.
-_CACHES = ("cache", "cache_params", "past_key_values")  # the first from transformers 5.24 on
+# Names of the cache in arguments and outputs of models and their modules: the first from transformers 5.24 on, the last
+# in layers that keep a state, and models of only such layers.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # Tokens of padding that cost about as much as another call.
 _CALL_TOKENS = {"cpu": 32}
 _GPU_CALL_TOKENS = 2048
@@ -105,7 +106,7 @@ def _cache_name(module: nn.Module) -> str | None:
     if getattr(forward, "func", None) is _forward:
         return forward.args[2]
     names = inspect.signature(forward).parameters
-    return next((name for name in _CACHES if name in names), None)
+    return next((name for name in CACHE_NAMES if name in names), None)
 
 
 # Classes of modules, and kinds of devices, that are known to continue from their state.
@@ -131,7 +132,7 @@ def _forward(
     return _forked(run, cache_name, hidden_states[0], packing.layout)[None]
 
 
-def _check_states(module: nn.Module, run: Any, cache: str, like: Tensor) -> None:
+def _check_states(module: nn.Module, run: Any, cache_name: str, like: Tensor) -> None:
     """Raises NotImplementedError unless outputs for further tokens depend on every state that the module keeps.
 
     Where weights are small they depend on it so little that no comparison of log-probs would notice.
@@ -141,14 +142,14 @@ def _check_states(module: nn.Module, run: Any, cache: str, like: Tensor) -> None
     identity = torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)  # not a checkpoint's
     with torch.inference_mode(False), torch.enable_grad(), identity:
         states = States()
-        run(tokens.clone(), **{cache: states})
+        run(tokens.clone(), **{cache_name: states})
         leaves = states.detach_()
-        output = run(tokens.clone(), **{cache: states})
+        output = run(tokens.clone(), **{cache_name: states})
         if not leaves or None in torch.autograd.grad(output.sum(), leaves, allow_unused=True):
             raise NotImplementedError(f"{type(module).__name__} does not continue from a state")
 
 
-def _forked(run: Any, cache: str, tokens: Tensor, layout: PackedLayout) -> Tensor:
+def _forked(run: Any, cache_name: str, tokens: Tensor, layout: PackedLayout) -> Tensor:
     """(N, h) -> (N, h). run: (R, T, h) rows and a cache -> (R, T, h)."""
     prompts = [span for span in layout.spans if span.prompt is None]
     completions = [span for span in layout.spans if span.prompt is not None]
@@ -159,7 +160,7 @@ def _forked(run: Any, cache: str, tokens: Tensor, layout: PackedLayout) -> Tenso
     for _, group in groupby(sorted(prompts, key=lambda span: span.length), key=lambda span: span.length):
         spans = list(group)
         states.append(States())
-        outputs = run(torch.stack([tokens[span.start : span.end] for span in spans]), **{cache: states[-1]})
+        outputs = run(torch.stack([tokens[span.start : span.end] for span in spans]), **{cache_name: states[-1]})
         order |= {span: len(order) + number for number, span in enumerate(spans)}
         parts += zip(spans, outputs, strict=True)
     begun = States.joined(states)
@@ -168,7 +169,7 @@ def _forked(run: Any, cache: str, tokens: Tensor, layout: PackedLayout) -> Tenso
         width = max(2, *(span.length for span in spans))
         rows = torch.stack([F.pad(tokens[span.start : span.end], (0, 0, 0, width - span.length)) for span in spans])
         owners = torch.tensor([order[span.prompt] for span in spans if span.prompt], device=tokens.device)
-        outputs = run(rows, **{cache: begun.copies(owners)})
+        outputs = run(rows, **{cache_name: begun.copies(owners)})
         parts += [(span, output[: span.length]) for span, output in zip(spans, outputs, strict=True)]
     return torch.cat([output for _, output in sorted(parts, key=lambda part: part[0].start)])
 

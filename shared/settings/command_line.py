@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
-from shared.settings.names import Hints, explain_unknown, is_secret, names_in_help, verbatim_names
+from shared.settings.names import Hints, Verbatim, explain_unknown, find_marks, is_secret, names_in_help
 from shared.spelling import spell_option
 
 _HELP = {"-h", "--help", "--help-all"}
@@ -64,7 +64,7 @@ def _refuse_secrets(given: Namespace, cls: type[BaseSettings]) -> None:
 
 def _keep_texts(given: Namespace, cls: type[BaseSettings]) -> None:
     """Lists of `Verbatim` texts as JSON, since pydantic-settings would strip a list's, and divide them at commas."""
-    for name in verbatim_names(cls):
+    for name, _ in find_marks(cls, Verbatim):
         if name in given:
             texts = ["--" if text == [] else text for text in getattr(given, name)]  # argparse drops `--` until 3.12
             setattr(given, name, json.dumps(texts))

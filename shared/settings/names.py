@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+
+Mark = TypeVar("Mark")
 
 
 @dataclass(frozen=True)
@@ -23,25 +25,17 @@ class Verbatim:
     """Marks a list of texts that the command line takes as they stand, with their spaces, commas and backslashes."""
 
 
-def verbatim_names(model: type[BaseModel]) -> Iterator[str]:
-    """Dotted names of the settings that are marked as `Verbatim`."""
+def find_marks(model: type[BaseModel], kind: type[Mark]) -> Iterator[tuple[str, Mark]]:
+    """Dotted names of the settings with a mark of this kind in their annotation, and the marks."""
     for name, info in model.model_fields.items():
+        yield from ((name, mark) for mark in info.metadata if isinstance(mark, kind))
         if nested := nested_model(info):
-            yield from (f"{name}.{inner}" for inner in verbatim_names(nested))
-        elif any(isinstance(mark, Verbatim) for mark in info.metadata):
-            yield name
+            yield from ((f"{name}.{inner}", mark) for inner, mark in find_marks(nested, kind))
 
 
 def names_in_help(model: type[BaseModel], command: str) -> set[str]:
     """Dotted names of the settings that --help of a command lists; empty if none is marked."""
-    names = set()
-    for name, info in model.model_fields.items():
-        nested = nested_model(info)
-        names |= {f"{name}.{inner}" for inner in names_in_help(nested, command)} if nested else set()
-        mark = next((mark for mark in info.metadata if isinstance(mark, InHelp)), None)
-        if mark and (not mark.commands or command in mark.commands.split()):
-            names.add(name)
-    return names
+    return {name for name, mark in find_marks(model, InHelp) if not mark.commands or command in mark.commands.split()}
 
 
 def flat_settings(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

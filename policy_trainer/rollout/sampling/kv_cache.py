@@ -18,11 +18,9 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerM
 
 from policy_trainer.data.prompts import EncodedPrompt
 from shared.errors import UserError
+from shared.logprobs.forked import CACHE_NAMES
 from shared.logprobs.vision import FAMILIES, Vision
 
-# Names of the cache in a model's output and arguments: the first from transformers 5.24 on, the last in models with
-# only recurrent layers, such as Mamba.
-_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # Free tokens of a new cache.
 _FREE_TOKENS = 32
 # A full cache becomes so many times as large.
@@ -305,7 +303,7 @@ def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vi
     options = {"use_cache": True, "logits_to_keep": 1, **pictures}
     with _contiguous_for_head(model):
         output = model(input_ids=ids, attention_mask=mask, position_ids=places, **options)
-    name = next((name for name in _CACHE_NAMES if getattr(output, name, None) is not None), None)
+    name = next((name for name in CACHE_NAMES if getattr(output, name, None) is not None), None)
     if name is None:
         raise UserError(f"model: {type(model).__name__} keeps no key-value cache to sample with")
     largest = places.view(-1, *ids.shape).amax((0, 2))[:, None]

@@ -36,7 +36,8 @@ OLD = Version(transformers.__version__) < Version("5.23")
         ("mamba", Decoding.SHARED),
         ("gemma4_text", Decoding.SHARED),  # some of its layers attend to an earlier layer's keys
         ("deepseek_v3", Decoding.COPIED),  # its cache has latents, from which each step computes keys and values
-        ("mpt", Decoding.REPEATED),  # its attention is its own
+        ("mpt", Decoding.REPEATED),  # its attention is its own, as GPT-J's before 5.24
+        ("gptj", Decoding.SHARED if Version(transformers.__version__) >= Version("5.24") else Decoding.REPEATED),
         ("deepseek_v32", Decoding.REPEATED),  # so is what its cache keeps
     ],
 )
