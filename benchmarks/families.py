@@ -32,6 +32,20 @@ _COMMON: dict[str, Any] = {
 _FAMILIES: Mapping[str, tuple[str, Mapping[str, Any], float, float]] = {
     "Qwen2": ("qwen2", {}, 3.6, 3.2),
     "Gemma 3, window 512": ("gemma3_text", {"sliding_window": 512, "query_pre_attn_scalar": 64}, 3.6, 3.2),
+    "Gemma 4, window 512": (
+        "gemma4_text",
+        {
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+            "sliding_window": 512,
+            "num_kv_shared_layers": 3,
+            "global_head_dim": 128,
+            "num_global_key_value_heads": 3,
+            "vocab_size_per_layer_input": measure.VOCABULARY,
+            "hidden_size_per_layer_input": 32,
+        },
+        3.6,
+        3.2,
+    ),
     "Mistral, window 1024": ("mistral", {"sliding_window": 1024}, 3.6, 3.2),
     "Qwen3.5, gated DeltaNet": (
         "qwen3_5_text",

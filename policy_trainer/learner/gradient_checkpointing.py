@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from shared.errors import UserError
+from shared.logprobs.attention import packing_of_checkpoint
 
 
 def layers_of(model: nn.Module) -> list[GradientCheckpointingLayer]:
@@ -29,4 +30,10 @@ def checkpoint_layers(model: nn.Module) -> None:
         )
     for layer in layers:
         # Without dropout the recomputation draws no random numbers.
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = partial(
+            checkpoint,
+            layer.forward,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=packing_of_checkpoint,
+        )

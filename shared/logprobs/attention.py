@@ -5,8 +5,8 @@ out (a window, chunks) is asked of the model's mask function, by the tokens' pla
 """
 
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -23,9 +23,6 @@ from shared.logprobs.layout import PackedLayout
 PACKED_ATTENTION = "tandem_packed"
 # For models whose other forwards need their eager attention, as SDPA has no sinks and no cap on scores.
 PACKED_ATTENTION_EAGER = "tandem_packed_eager"
-# The layout while a packed forward runs: then the masks are `Bounds`. They are made before the layers run, which get
-# a `Packing` instead: checkpointed layers are computed again outside of the forward.
-_packed: ContextVar[PackedLayout | None] = ContextVar("packed", default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +41,12 @@ class Bounds:
     @classmethod
     def window(cls, size: int, images: bool = False) -> "Bounds":
         return cls(size, lambda query, key: query - key < size, images)
+
+    def __getitem__(self, places: tuple[slice, ...]) -> "Bounds":
+        """Gemma 4 slices the masks of its last layers, to the tokens whose logits are wanted: here to all."""
+        if any(place.indices(sys.maxsize) != (0, sys.maxsize, 1) for place in places):
+            raise NotImplementedError("this model computes some tokens of a packed sequence only")
+        return self
 
     @property
     def slides(self) -> bool:
@@ -89,7 +92,7 @@ class SpanAttention(Protocol):
 
 
 class Packing:
-    """What each layer of the model gets in a packed forward: the layout, and attention over it."""
+    """What the model's masks and layers look up in a packed forward: the layout, and attention over it."""
 
     def __init__(self, layout: PackedLayout, attention: type[SpanAttention], dtype: torch.dtype) -> None:
         self.layout = layout
@@ -105,20 +108,41 @@ class Packing:
         return self._made(kind, device)
 
 
+_packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
+
+
+class PackingContext(AbstractContextManager[None]):
+    """The packed forward that the model computes in this context; None for another kind of forward."""
+
+    def __init__(self, packing: Packing | None) -> None:
+        self._packing = packing
+
+    def __enter__(self) -> None:
+        self._token = _packing.set(self._packing)
+
+    def __exit__(self, *exception: object) -> None:
+        _packing.reset(self._token)
+
+
+def current_packing() -> Packing | None:
+    """That of the packed forward that runs; None outside of one."""
+    return _packing.get()
+
+
+def packing_of_checkpoint() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """`context_fn` of torch.utils.checkpoint: layers are computed again, outside of the forward, as in it."""
+    return nullcontext(), PackingContext(current_packing())
+
+
 def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    packing: Packing | None = None,
-    **options: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: (1, H, N, D) queries -> (1, N, H, E).
 
-    Without a `packing` it is what the model used before, so that it can still generate. attention_mask: of
+    Outside of a packed forward it is what the model used before, so that it can still generate. attention_mask: of
     `packed_mask`. options: `scaling`, `dropout` and whatever else the model passes to its attention.
     """
+    packing = current_packing()
     if packing is None:
         if attention_name(module.config) == PACKED_ATTENTION_EAGER:  # type: ignore[arg-type]
             eager = sys.modules[type(module).__module__].eager_attention_forward
@@ -146,11 +170,12 @@ def packed_mask(
 
     Outside of a packed forward it is the mask that the model used before. local_size: of a sliding window or of chunks.
     """
-    layout, config = _packed.get(), options["config"]
-    if layout is None:
+    packing, config = current_packing(), options["config"]
+    if packing is None:
         make = eager_mask if attention_name(config) == PACKED_ATTENTION_EAGER else sdpa_mask
         skip = {"allow_is_causal_skip": allow_is_causal_skip}
         return make(mask_function=mask_function, local_size=local_size, **skip, **options)
+    layout = packing.layout
     if layout.images is not None and not allow_is_causal_skip:  # tokens of images are added to the mask
         window = getattr(config, "sliding_window", None) or layout.tokens
         if window < layout.tokens and not mask_function(0, 0, torch.tensor(window), torch.tensor(0)):
@@ -169,16 +194,6 @@ def bounds_of(mask_function: Callable[..., Any], local_size: int | None, *, skip
     if local_size is None or not skip:
         raise NotImplementedError("this model's attention mask is not known")
     return Bounds(local_size, lambda query, key: mask_function(0, 0, query, key))
-
-
-@contextmanager
-def packed_masks(layout: PackedLayout) -> Generator[None]:
-    """The model's masks are those of a packed forward."""
-    token = _packed.set(layout)
-    try:
-        yield
-    finally:
-        _packed.reset(token)
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:

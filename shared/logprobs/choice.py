@@ -100,7 +100,7 @@ def _candidates(
 
 def may_pack(model: PreTrainedModel) -> bool:
     """True unless layers, or the head, do what the self-test cannot be trusted to notice. The model may be on the meta
-    device: of a few architectures, such as Gemma 4, only the self-test refuses the packed forms."""
+    device: of a few architectures, such as StableLM, only the self-test refuses the packed forms."""
     config = model.config.get_text_config()
     layers = list(getattr(config, "layer_types", None) or [])
     return (

@@ -2,12 +2,13 @@
 copy of its prompt's state.
 
 The model's modules compute everything: they are called with the prompts, then with the completions and transformers'
-own interface of a cache, which holds the prompts' states. Gradients of all copies reach the prompt. Modules whose scan
-takes no state, such as transformers' Mamba 1, are refused.
+own interface of a cache, which holds the prompts' states. Gradients of all copies reach the prompt. A module whose scan
+does not begin with a state, such as transformers' Mamba 1, is called with whole rows instead: the prompt for each
+completion.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import Cache
 
-from shared.logprobs.attention import Packing
+from shared.logprobs.attention import PackingContext, current_packing
 from shared.logprobs.layout import PackedLayout, Span
 
 # Names of the cache in arguments and outputs of models and their modules: the first from transformers 5.24 on, the last
@@ -109,15 +111,15 @@ def _cache_name(module: nn.Module) -> str | None:
     return next((name for name in CACHE_NAMES if name in names), None)
 
 
-# Classes of modules, and kinds of devices, that are known to continue from their state.
-_known: set[tuple[type[nn.Module], str]] = set()
+# Whether classes of modules, on kinds of devices, continue from their state.
+_continues: dict[tuple[type[nn.Module], str], bool] = {}
 
 
 def _forward(
     module: nn.Module, plain_forward: Any, cache_name: str, /, hidden_states: Tensor, *args: Any, **options: Any
 ) -> Tensor:
     """What the module's forward does; in a packed forward the output for (1, N, h) hidden states."""
-    packing: Packing | None = options.pop("packing", None)
+    packing = current_packing()
     if packing is None:
         return plain_forward(hidden_states, *args, **options)
     if args:
@@ -125,18 +127,22 @@ def _forward(
     # Padding is at the right, where no token sees it.
     run = partial(plain_forward, **{**options, "attention_mask": None})
     kind = type(module), hidden_states.device.type
-    if kind not in _known:
-        _check_states(module, run, cache_name, hidden_states)
-        _known.add(kind)
     packing.forked.add(module)
-    return _forked(run, cache_name, hidden_states[0], packing.layout)[None]
+    with PackingContext(None):
+        if kind not in _continues:
+            _continues[kind] = _continues_from_state(run, cache_name, hidden_states)
+        if _continues[kind]:
+            return _forked(run, cache_name, hidden_states[0], packing.layout)[None]
+        return _row_by_row(run, hidden_states[0], packing.layout)[None]
 
 
-def _check_states(module: nn.Module, run: Any, cache_name: str, like: Tensor) -> None:
-    """Raises NotImplementedError unless outputs for further tokens depend on every state that the module keeps.
+def _continues_from_state(run: Any, cache_name: str, like: Tensor) -> bool:
+    """Whether outputs for further tokens depend on every state that the module keeps.
 
     Where weights are small they depend on it so little that no comparison of log-probs would notice.
     """
+    if not hasattr(Cache, "get_conv_state"):  # before transformers 5.21: modules ask a cache for other things
+        return False
     channels = torch.linspace(-1, 1, like.shape[2], dtype=like.dtype, device=like.device)
     tokens = channels * torch.arange(1, 5, dtype=like.dtype, device=like.device)[None, :, None]
     identity = torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept)  # not a checkpoint's
@@ -145,8 +151,7 @@ def _check_states(module: nn.Module, run: Any, cache_name: str, like: Tensor) ->
         run(tokens.clone(), **{cache_name: states})
         leaves = states.detach_()
         output = run(tokens.clone(), **{cache_name: states})
-        if not leaves or None in torch.autograd.grad(output.sum(), leaves, allow_unused=True):
-            raise NotImplementedError(f"{type(module).__name__} does not continue from a state")
+        return bool(leaves) and None not in torch.autograd.grad(output.sum(), leaves, allow_unused=True)
 
 
 def _forked(run: Any, cache_name: str, tokens: Tensor, layout: PackedLayout) -> Tensor:
@@ -164,7 +169,7 @@ def _forked(run: Any, cache_name: str, tokens: Tensor, layout: PackedLayout) -> 
         order |= {span: len(order) + number for number, span in enumerate(spans)}
         parts += zip(spans, outputs, strict=True)
     begun = States.joined(states)
-    for spans in _rows(completions, tokens.device):
+    for spans in _batches(completions, lambda span: span.length, tokens.device):
         # At least two tokens: for a single one, modules may update the state in place.
         width = max(2, *(span.length for span in spans))
         rows = torch.stack([F.pad(tokens[span.start : span.end], (0, 0, 0, width - span.length)) for span in spans])
@@ -174,15 +179,28 @@ def _forked(run: Any, cache_name: str, tokens: Tensor, layout: PackedLayout) -> 
     return torch.cat([output for _, output in sorted(parts, key=lambda part: part[0].start)])
 
 
-def _rows(completions: Sequence[Span], device: torch.device) -> Iterator[list[Span]]:
-    """Completions of similar lengths: another joins while all their padding costs less than a call."""
+def _row_by_row(run: Any, tokens: Tensor, layout: PackedLayout) -> Tensor:
+    """(N, h) -> (N, h). run: (R, T, h) rows -> (R, T, h)."""
+    prompts = {span: span.prompt for span in layout.spans if span.prompt is not None}
+    parts: dict[Span, Tensor] = {}
+    for spans in _batches(prompts, lambda span: prompts[span].length + span.length, tokens.device):
+        rows = [torch.cat([tokens[each.start : each.end] for each in (prompts[span], span)]) for span in spans]
+        for span, output in zip(spans, run(nn.utils.rnn.pad_sequence(rows, batch_first=True)), strict=True):
+            start = prompts[span].length
+            parts.setdefault(prompts[span], output[:start])
+            parts[span] = output[start : start + span.length]
+    return torch.cat([parts[span] for span in layout.spans])
+
+
+def _batches(spans: Iterable[Span], length: Callable[[Span], int], device: torch.device) -> Iterator[list[Span]]:
+    """Spans of similar lengths: another joins while all their padding costs less than a call."""
     limit = _CALL_TOKENS.get(device.type, _GPU_CALL_TOKENS)
-    rows: list[Span] = []
+    batch: list[Span] = []
     padding = 0
-    for span in sorted(completions, key=lambda span: span.length, reverse=True):
-        padding += rows[0].length - span.length if rows else 0
+    for span in sorted(spans, key=length, reverse=True):
+        padding += length(batch[0]) - length(span) if batch else 0
         if padding > limit:
-            yield rows
-            rows, padding = [], 0
-        rows.append(span)
-    yield rows
+            yield batch
+            batch, padding = [], 0
+        batch.append(span)
+    yield batch

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
-from shared.logprobs.attention import Packing, SpanAttention, pack_attention, packed_masks
+from shared.logprobs.attention import Packing, PackingContext, SpanAttention, pack_attention
 from shared.logprobs.forked import fork_states
 from shared.logprobs.forward import HiddenForward, body_of
 from shared.logprobs.layout import PackedLayout
@@ -40,14 +40,13 @@ class PackedForward(HiddenForward):
         # (1, N), or (3, 1, N) where each token has three positions.
         positions = torch.tensor(self._positions(layout, groups), device=device).unsqueeze(-2)
         packing = Packing(layout, self._attention, self._model.dtype)
-        with packed_masks(layout):
+        with PackingContext(packing):
             hidden: Tensor = body_of(self._model)(
                 input_ids=ids,
                 position_ids=positions,
                 # Without it transformers would take positions that go back for the start of another sequence.
                 attention_mask=torch.ones_like(ids),
                 use_cache=False,
-                packing=packing,
                 **(self._vision.inputs([group.images for group in groups], ids) if self._vision else {}),
             ).last_hidden_state[0]
         if missed := self._with_state - packing.forked:

@@ -210,23 +210,54 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         ),
         "packed",
     ),
-    "mamba": (MambaConfig(**RECURRENT), "padded"),
+    "gemma4": (
+        config_of(
+            "gemma4_text",
+            **common(num_hidden_layers=6),
+            layer_types=["sliding_attention", "full_attention"] * 3,
+            sliding_window=4,
+            num_kv_shared_layers=2,
+            global_head_dim=16,
+            vocab_size_per_layer_input=VOCABULARY,
+            hidden_size_per_layer_input=8,
+        ),
+        "packed",
+    ),
+    "jamba": (
+        config_of(
+            "jamba",
+            **common(num_hidden_layers=4),
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            num_experts=4,
+            mamba_d_state=8,
+            mamba_dt_rank=4,
+        ),
+        "packed",
+    ),
+    "zamba": (
+        config_of(
+            "zamba",
+            **common(num_hidden_layers=5, num_key_value_heads=4, head_dim=16),
+            n_mamba_heads=2,
+            mamba_dt_rank=4,
+            attention_hidden_size=64,
+            attn_layer_period=2,
+            attn_layer_offset=0,
+        ),
+        "packed",
+    ),
+    "mamba": (MambaConfig(**RECURRENT), "packed"),
     "mamba2": (Mamba2Config(**RECURRENT, num_heads=8, head_dim=8, n_groups=1, chunk_size=8), "packed"),
 }
-# Before transformers 5.21 caches had no states of layers, and these families had another code.
+# Before transformers 5.21 caches had no states of layers.
 OLD_CACHES = not hasattr(Cache, "get_conv_state")
-_WITH_NEW_CACHES = {"qwen3.5", "qwen3-next", "lfm2", "granite4", "falcon-h1", "mamba2"}
-
-
-def packs(name: str) -> bool:
-    return FAMILIES[name][1] == "packed" and not (OLD_CACHES and name in _WITH_NEW_CACHES)
 
 
 def form_of(name: str, dtype: torch.dtype) -> str:
     """The forward that is chosen for a family: half precision on a GPU has a kernel for packed sequences."""
-    if FAMILIES[name][1] == "packed" and not packs(name):
-        return "padded"
-    return "packed-varlen" if packs(name) and has_kernel(dtype, DEVICE) else FAMILIES[name][1]
+    form = FAMILIES[name][1]
+    return "packed-varlen" if form == "packed" and has_kernel(dtype, DEVICE) else form
 
 
 def make(name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:

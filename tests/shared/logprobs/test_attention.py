@@ -20,6 +20,7 @@ from shared.logprobs.attention import (
     AttentionKind,
     Bounds,
     Packing,
+    PackingContext,
     packed_attention,
 )
 from shared.logprobs.layout import PackedLayout
@@ -155,11 +156,18 @@ def test_many_short_completions_share_copies_of_a_long_prompt(monkeypatch: pytes
     assert 4096 + 2000 <= sum(keys) < 10 * 4096
 
 
+def test_a_slice_of_a_mask_is_that_of_all_tokens() -> None:
+    bounds = Bounds.window(4)
+    assert bounds[:, :, slice(0, None), :] is bounds
+    with pytest.raises(NotImplementedError, match="some tokens"):
+        bounds[:, :, slice(-1, None), :]
+
+
 def test_packed_attention_refuses_what_it_would_ignore() -> None:
     zeros = torch.zeros(1, 1, 2, 4)
     packing = Packing(layout_of([(1, [1])]), StackedAttention, torch.float32)
-    with pytest.raises(NotImplementedError, match="position_bias"):
-        packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, packing=packing, position_bias=1)
+    with PackingContext(packing), pytest.raises(NotImplementedError, match="position_bias"):
+        packed_attention(torch.nn.Module(), zeros, zeros, zeros, None, position_bias=1)
 
 
 def flash_attention(

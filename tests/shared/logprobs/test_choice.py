@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from shared.logprobs import (
     self_test_difference,
     slowed_by,
 )
-from shared.logprobs.attention import PACKED_ATTENTION, Packing, packed_masks
+from shared.logprobs.attention import PACKED_ATTENTION, Packing, PackingContext
 from shared.logprobs.choice import self_test_tolerance
 from shared.logprobs.forked import fork_states, modules_with_state
 from shared.logprobs.head import target_logps
@@ -55,11 +54,11 @@ class Wrong:
                 # Positions that restart, no mask: transformers takes the pieces for sequences of their own.
                 "auto-packed": {"position_ids": torch.tensor(positions)[None]},
                 # The packed attention, but positions that do not restart after the prompt.
-                "default positions": {"packing": packing, "attention_mask": torch.ones_like(ids)},
+                "default positions": {"attention_mask": torch.ones_like(ids)},
                 # One causal sequence: completions see those before them.
                 "one sequence": {"position_ids": continued, "attention_mask": torch.ones_like(ids)},
             }[self._trap]
-            with packed_masks(layout) if "packing" in options else nullcontext():
+            with PackingContext(packing if self._trap == "default positions" else None):
                 logits = self._model(input_ids=ids, use_cache=False, **options).logits[0]
             targets = torch.tensor(tokens.completion_ids)
             logps.append(target_logps(logits[layout.predictors()], targets, temperature))

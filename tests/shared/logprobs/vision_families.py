@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from shared.batch import TokenGroup
 from shared.logprobs import vision_of
-from tests.shared.logprobs.families import COMMON, OLD_CACHES, in_double
+from tests.shared.logprobs.families import COMMON, in_double
 
 IMAGE, VIDEO, START, END = 60, 61, 62, 63
 PATCH, SIZE = 4, 16
@@ -94,7 +94,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 # The forward that is chosen for each family.
-VISION_FAMILIES = {name: "padded" if name == "qwen3_5" and OLD_CACHES else "packed" for name in _CONFIGS}
+VISION_FAMILIES = dict.fromkeys(_CONFIGS, "packed")
 
 
 def make_vision(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
