@@ -51,6 +51,13 @@ def describe_processor() -> str:
     return ", ".join([name, *(each for each in _INSTRUCTIONS if each in known)])
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the device has instructions for products of bfloat16 matrices. True where PyTorch cannot tell."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return True
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 @contextmanager
 def deterministic_operations(device: torch.device) -> Generator[None]:
     """In this block operations on a GPU are deterministic where PyTorch supports it; those on a CPU always are."""

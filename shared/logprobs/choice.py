@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
+from shared.devices import multiplies_bfloat16
 from shared.errors import UserError, brief
 from shared.logprobs.attention import attention_of, set_attention
 from shared.logprobs.forked import modules_with_state
@@ -72,6 +73,9 @@ def slowed_by(form: str, dtype: torch.dtype, device: torch.device) -> str:
 
     form: a `LogprobForward.name`.
     """
+    if dtype == torch.bfloat16 and not multiplies_bfloat16(device):
+        single = spell_setting("dtype", "float32")
+        return f"this processor has no instructions for bfloat16: with {single} all is several times faster"
     if form.startswith(PackedForward.name):
         if form != PackedForward.name or device.type != "cuda" or has_kernel(dtype, device):
             return ""

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared.devices import multiplies_bfloat16
+
 # Bytes of all layers together at most: they are a second copy. The other layers stay as they are.
 PREPACKED_BYTES = 2**31
 # Numbers of a weight from which it pays: calling the operator takes 12 microseconds.
@@ -47,9 +49,7 @@ def _can_be_packed(layer: nn.Module) -> TypeGuard[nn.Linear]:
     if type(layer) is not nn.Linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
         return False
     weight = layer.weight
-    fast = weight.dtype == torch.float32 or (
-        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    fast = weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and multiplies_bfloat16(weight.device))
     return fast and weight.device.type == "cpu" and weight.numel() >= _LEAST
 
 

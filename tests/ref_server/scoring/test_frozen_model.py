@@ -10,7 +10,7 @@ from ref_server.scoring.frozen_model import FrozenModel
 from tests.shared.logprobs.families import make
 
 
-@pytest.mark.parametrize(("name", "form", "slowed"), [("qwen2", "packed", False), ("mamba", "padded", True)])
+@pytest.mark.parametrize(("name", "form", "slowed"), [("qwen2", "packed", False), ("llama4-tuned", "padded", True)])
 def test_it_says_what_makes_it_slow(
     name: str, form: str, slowed: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

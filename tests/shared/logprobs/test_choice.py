@@ -154,6 +154,14 @@ def test_what_slows_a_form_is_said() -> None:
     assert slowed_by("packed", torch.bfloat16, gpu) == "", "a warning said at loading why the faster one was refused"
 
 
+@pytest.mark.parametrize("form", ["packed", "padded"])
+def test_a_processor_without_bfloat16_is_said_to_be_slow(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert "--dtype float32" in slowed_by(form, torch.bfloat16, cpu)
+    assert "--dtype float32" not in slowed_by(form, torch.float32, cpu) + slowed_by(form, torch.bfloat16, gpu)
+
+
 def test_modules_with_a_state_take_a_cache_by_its_place_as_before() -> None:
     model = make("mamba2")
     (module, *_), hidden = modules_with_state(model), torch.randn(1, 5, 32)
