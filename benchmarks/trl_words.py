@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from argparse import ArgumentParser, RawTextHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from transformers import AutoTokenizer
 
 from benchmarks import measure
 from policy_trainer.config import DataConfig, EvalConfig, EvalEvaluationConfig, SamplingConfig
@@ -32,9 +34,10 @@ from policy_trainer.trainer.evaluation.standalone import evaluate_model
 from shared.process import child_environment
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "word_problems"
-SYSTEM, PREFILL = "Write one equation.", "Equation:"
+SETTINGS = tomllib.loads((EXAMPLE / "run.toml").read_text(encoding="utf-8"))
+SAMPLING = SETTINGS["sampling"]
 LIBRARIES = {"TRL": "trl", "Tandem": "policy_trainer.trl"}
-GROUPS, COMPLETIONS, LENGTH, HELD_OUT = 4, 8, 16, 200
+GROUPS, COMPLETIONS, HELD_OUT = SETTINGS["groups_per_step"], SAMPLING["num_generations"], 200
 
 
 def train(library: str, model: Path, steps: int, seed: int, problems: Path, out: Path) -> list[tuple[float, float]]:
@@ -45,27 +48,17 @@ def train(library: str, model: Path, steps: int, seed: int, problems: Path, out:
     reward: Any = import_module("reward")
     calls: list[tuple[float, float]] = []
 
-    def right_result(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
-        rewards = reward.right_result([completion[0]["content"] for completion in completions], answer)
+    def right_result(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        rewards = reward.right_result(completions, answer)
         calls.append((time.monotonic(), fmean(rewards)))
         return rewards
 
-    rows = [json.loads(line) for line in problems.read_text().splitlines()]
-    roles = "system", "user", "assistant"
-    data = [
-        {
-            "prompt": [
-                {"role": role, "content": text}
-                for role, text in zip(roles, (SYSTEM, row["prompt"], PREFILL), strict=True)
-            ],
-            "answer": row["answer"],
-        }
-        for row in rows
-    ]
+    data = [json.loads(line) for line in problems.read_text().splitlines()]
     settings = trl.GRPOConfig(
         output_dir=str(out), use_cpu=True, bf16=False, seed=seed, max_steps=steps, gradient_checkpointing=False,
-        per_device_train_batch_size=GROUPS * COMPLETIONS, num_generations=COMPLETIONS, max_completion_length=LENGTH,
-        learning_rate=2e-5, beta=0.0, save_strategy="no", report_to="none", logging_steps=10, disable_tqdm=True,
+        per_device_train_batch_size=GROUPS * COMPLETIONS, num_generations=COMPLETIONS,
+        max_completion_length=SAMPLING["max_completion_length"], learning_rate=SETTINGS["optimizer"]["learning_rate"],
+        beta=SETTINGS["loss"]["beta"], save_strategy="no", report_to="none", logging_steps=10, disable_tqdm=True,
         model_init_kwargs={"dtype": "float32"},
     )  # fmt: skip
     trainer = trl.GRPOTrainer(
@@ -78,14 +71,23 @@ def train(library: str, model: Path, steps: int, seed: int, problems: Path, out:
     return [(second - began, value) for second, value in calls]
 
 
+def templated(problems: Sequence[str], model: Path) -> Iterator[str]:
+    """Problems whose prompts are texts as the model reads them: TRL does not continue an assistant's message."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    system, prefill = SETTINGS["data"]["system_prompt"], SETTINGS["data"]["assistant_prefill"]
+    for line in problems:
+        problem = json.loads(line)
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": problem["prompt"]}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        yield json.dumps({**problem, "prompt": text + prefill}) + "\n"
+
+
 def held_out(model: Path, problems: Path) -> float:
     config = EvalConfig(
         model=str(model),
         task="jsonl",
-        data=DataConfig(
-            path=problems, eval_path=problems, system_prompt=SYSTEM, assistant_prefill=PREFILL, answer_in="last_number"
-        ),
-        sampling=SamplingConfig(max_completion_length=LENGTH, stop=["\n"]),
+        data=DataConfig(path=problems, eval_path=problems, prompt_style="plain", answer_in="last_number"),
+        sampling=SamplingConfig(max_completion_length=SAMPLING["max_completion_length"], stop=SAMPLING["stop"]),
         evaluation=EvalEvaluationConfig(problems=HELD_OUT),
     )
     return evaluate_model(config, lambda *_: None)[0].accuracy
@@ -137,7 +139,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
-        lines = (EXAMPLE / "problems.jsonl").read_text().splitlines(keepends=True)
+        lines = [*templated((EXAMPLE / "problems.jsonl").read_text().splitlines(), options.model)]
         training, others = directory / "training.jsonl", directory / "held_out.jsonl"
         training.write_text("".join(lines[:-HELD_OUT]))
         others.write_text("".join(lines[-HELD_OUT:]))

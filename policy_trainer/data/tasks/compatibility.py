@@ -52,7 +52,8 @@ def check_compatibility(
     refuse_unknown_ids(eos_token_ids(model, tokenizer), model, tokenizer)
     encoder = prompt_encoder(config, tokenizer, model, max_image_bytes=max_image_bytes)
     _check_first(encoder, _first(task, held_out=held_out))
-    return _dropped_tags(config, task, tokenizer, [*islice(_first(task, held_out=held_out), 1)])
+    first = [*islice(_first(task, held_out=held_out), 1)]
+    return [*_answered(encoder, first), *_dropped_tags(config, task, tokenizer, first)]
 
 
 def _first(task: Task, *, held_out: bool) -> Iterator[Problem]:
@@ -79,6 +80,17 @@ def _check_first(encoder: PromptEncoder, problems: Iterator[Problem]) -> None:
         if problem.images:
             encoder.require_vision()
             break
+
+
+def _answered(encoder: PromptEncoder, problems: list[Problem]) -> Iterator[CompatibilityWarning]:
+    """Of problems that end with an answer."""
+    for problem in problems:
+        if encoder.in_chat(problem) and not problem.prompt and problem.messages[-1]["role"] == "assistant":
+            yield CompatibilityWarning(
+                "data: the first problem's last message is the assistant's, behind which the chat template opens "
+                "another answer, as in TRL",
+                f"leave it out; {spell_setting('data.assistant_prefill')} is for how all answers begin",
+            )
 
 
 def _dropped_tags(

@@ -109,6 +109,16 @@ class TestRows:
         with pytest.raises(UserError, match=r"^.*problems\.jsonl:1: .*roles must alternate"):
             evaluate(self.save(tmp_path, make_tiny), [self.BAD] * 3, data={"system_prompt": ""})
 
+    def test_one_that_ends_with_an_answer(self, make_tiny: Any, tmp_path: Path) -> None:
+        answered = {"messages": [*self.GOOD["messages"], {"role": "assistant", "content": "It is"}], "answer": "2"}
+        with capture_logs() as events:
+            evaluate(self.save(tmp_path, make_tiny), [answered, self.GOOD], data={"system_prompt": ""})
+        warned = next(event["event"] for event in events if "message is the assistant's" in event["event"])
+        assert "--data.assistant-prefill is for how all answers begin" in warned
+        with capture_logs() as events:
+            evaluate(tmp_path, [self.GOOD], data={"system_prompt": ""})
+        assert not any("assistant" in event["event"] for event in events)
+
     def test_tokens_that_the_model_has_no_row_for(self, make_tiny: Any, tmp_path: Path) -> None:
         model = self.save(tmp_path, make_tiny, "+1")
         settings: dict[str, Any] = {"data": {"system_prompt": "", "prompt_style": "plain"}}
