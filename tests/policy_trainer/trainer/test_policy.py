@@ -46,7 +46,7 @@ def test_prompts_that_cannot_be_made_are_refused_before_minutes_of_loading(
         check_model(config, task, None, load_reward_scorer(config, task, None), display)
 
 
-@pytest.mark.parametrize(("name", "repeated"), [("qwen2", False), ("mamba", True)])
+@pytest.mark.parametrize(("name", "repeated"), [("qwen2", False), ("llama4-tuned", True)])
 def test_a_run_says_whether_prompts_are_computed_once(name: str, repeated: bool, tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     save_model(make(name), tokenizer, tmp_path / "model")
