@@ -10,7 +10,8 @@ Because both run the same code, the KL divergence between an unchanged policy an
     attention.py  packed attention as a function of transformers' attention interface
     stacked.py    packed attention by SDPA, on any device
     varlen.py     packed attention by PyTorch's varlen kernel, on CUDA
-    forked.py     layers with a state, such as linear attention: completions begin with copies of their prompt's
+    forked.py     layers with a state, such as linear attention: completions begin with copies of their prompt's,
+                  or are computed with it row by row
     vision.py     images in prompts: what each family's forward takes, and positions of their tokens
     head.py       LM head and log-softmax in tiles, so that (C, V) logits are never in memory as a whole
 """

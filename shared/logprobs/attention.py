@@ -112,7 +112,7 @@ _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
 
 
 class PackingContext(AbstractContextManager[None]):
-    """The packed forward that the model computes in this context; None for another kind of forward."""
+    """Within it, the model computes the packed forward of this packing; None: a forward that is not packed."""
 
     def __init__(self, packing: Packing | None) -> None:
         self._packing = packing
@@ -130,7 +130,7 @@ def current_packing() -> Packing | None:
 
 
 def packing_of_checkpoint() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """`context_fn` of torch.utils.checkpoint: layers are computed again, outside of the forward, as in it."""
+    """For torch.utils.checkpoint, as `context_fn`: layers that are computed again, after the forward, find its packing."""
     return nullcontext(), PackingContext(current_packing())
 
 

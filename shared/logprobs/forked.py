@@ -1,4 +1,4 @@
-"""Layers with a state (linear attention, convolutions, Mamba 2) in a packed sequence: each completion continues from a
+"""Layers with a state (linear attention, convolutions, Mamba) in a packed sequence: each completion continues from a
 copy of its prompt's state.
 
 The model's modules compute everything: they are called with the prompts, then with the completions and transformers'
