@@ -130,7 +130,7 @@ def current_packing() -> Packing | None:
 
 
 def packing_of_checkpoint() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For torch.utils.checkpoint, as `context_fn`: layers that are computed again, after the forward, find its packing."""
+    """As `context_fn` of torch.utils.checkpoint: layers that are computed again after the forward find its packing."""
     return nullcontext(), PackingContext(current_packing())
 
 
