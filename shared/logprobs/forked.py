@@ -158,7 +158,7 @@ def _forked(run: Any, cache_name: str, tokens: Tensor, layout: PackedLayout) -> 
     """(N, h) -> (N, h). run: (R, T, h) rows and a cache -> (R, T, h)."""
     prompts = [span for span in layout.spans if span.prompt is None]
     completions = [span for span in layout.spans if span.prompt is not None]
-    parts: list[tuple[Span, Tensor]] = []
+    parts: dict[Span, Tensor] = {}
     states: list[States] = []
     order: dict[Span, int] = {}
     # Prompts of one length together: the state behind padding would be another one.
@@ -167,7 +167,7 @@ def _forked(run: Any, cache_name: str, tokens: Tensor, layout: PackedLayout) -> 
         states.append(States())
         outputs = run(torch.stack([tokens[span.start : span.end] for span in spans]), **{cache_name: states[-1]})
         order |= {span: len(order) + number for number, span in enumerate(spans)}
-        parts += zip(spans, outputs, strict=True)
+        parts |= zip(spans, outputs, strict=True)
     begun = States.joined(states)
     for spans in _batches(completions, lambda span: span.length, tokens.device):
         # At least two tokens: for a single one, modules may update the state in place.
@@ -175,8 +175,8 @@ def _forked(run: Any, cache_name: str, tokens: Tensor, layout: PackedLayout) -> 
         rows = torch.stack([F.pad(tokens[span.start : span.end], (0, 0, 0, width - span.length)) for span in spans])
         owners = torch.tensor([order[span.prompt] for span in spans if span.prompt], device=tokens.device)
         outputs = run(rows, **{cache_name: begun.copies(owners)})
-        parts += [(span, output[: span.length]) for span, output in zip(spans, outputs, strict=True)]
-    return torch.cat([output for _, output in sorted(parts, key=lambda part: part[0].start)])
+        parts |= {span: output[: span.length] for span, output in zip(spans, outputs, strict=True)}
+    return torch.cat([parts[span] for span in layout.spans])
 
 
 def _row_by_row(run: Any, tokens: Tensor, layout: PackedLayout) -> Tensor:
