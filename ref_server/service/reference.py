@@ -47,6 +47,7 @@ class CurrentReference:
         self.background = BackgroundLoop("polling for the wanted reference")
         self._queue = queue
         self._replacing = threading.Lock()
+        self._refused: WantedReference | None = None
         self._retry_at = 0.0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._keep_following, name="reference", daemon=True)
@@ -114,7 +115,8 @@ class CurrentReference:
             self.lacking = None
             return None
         name = wanted.snapshot or "the weights of --model"
-        self.lacking = f"it loads the reference that its queue wants: {name}, version {wanted.version}"
+        if wanted != self._refused:  # while it is tried again, the reason stays
+            self.lacking = f"it loads the reference that its queue wants: {name}, version {wanted.version}"
         try:
             if wanted.base != self.current.base:
                 raise ReferenceRefused("other_model", "it replaced the weights of another --model than this server's")
@@ -125,6 +127,7 @@ class CurrentReference:
                 f"/v1/reference a version above {wanted.version}, with the snapshot null for the weights of --model"
             )
             log.error("no batch is scored here", reason=self.lacking)
+            self._refused = wanted
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return None
 
