@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from uuid6 import uuid7
 
 from shared import wire
@@ -23,6 +23,18 @@ from shared.batch import Batch, TokenGroup
 # Typical completion lengths of one group: most end well before the length limit.
 LENGTHS = (400, 233, 167, 130, 102, 78, 55, 35)
 VOCABULARY = 32_000
+# The text model of google/gemma-3-270m.
+GEMMA_3_270M: Mapping[str, Any] = {
+    "num_hidden_layers": 18,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "vocab_size": 262_144,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+}
 # From malloc.h.
 _M_MMAP_THRESHOLD = -3
 
@@ -39,6 +51,12 @@ def model_149m() -> PreTrainedModel:
     return _qwen2(
         vocab_size=151_936, hidden_size=640, intermediate_size=1408, num_hidden_layers=12, num_attention_heads=10
     )
+
+
+def model_270m() -> PreTrainedModel:
+    """A random Gemma 3 of 268M parameters, float32; 168M are the embedding, which is the LM head too."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma3_text", **GEMMA_3_270M)).eval()
 
 
 def _qwen2(*, num_attention_heads: int, **others: Any) -> PreTrainedModel:

@@ -45,17 +45,6 @@ _SMOLLM2: Mapping[str, Any] = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-_GEMMA_3: Mapping[str, Any] = {
-    "num_hidden_layers": 18,
-    "hidden_size": 640,
-    "intermediate_size": 2048,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "vocab_size": 262_144,
-    "sliding_window": 512,
-    "tie_word_embeddings": True,
-}
 _GPT_J: Mapping[str, Any] = {"n_layer": 8, "n_embd": 512, "n_head": 8, "rotary_dim": 32, "n_positions": 4096}
 # What a run is, its model's type and sizes, and its settings.
 _RUNS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
@@ -91,7 +80,7 @@ _RUNS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     ),
     "270M, head of 262,144": (
         "gemma3_text",
-        _GEMMA_3,
+        measure.GEMMA_3_270M,
         {"groups_per_step": 2, "sampling.max_completion_length": 32},
     ),
 }

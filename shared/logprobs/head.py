@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
@@ -127,11 +126,12 @@ class _TiledLogps(torch.autograd.Function):
         sums, expected = hidden.new_zeros((2, *shape), dtype=wide(hidden.dtype))
         target = torch.zeros_like(sums[0])
         # One for all tiles: memory that is new costs as much as the log-softmax itself.
-        buffer = sums.new_empty(tiles.largest)
+        buffer = torch.empty_like(tiles.buffer, dtype=sums.dtype)
         kept: dict[tuple[int, int], Tensor] = {}
         for part, vocabulary in enumerate(tiles.vocabulary):
             for tokens in tiles.tokens:
-                logits = tiles.logits(tokens, vocabulary)
+                keeps = logits_to_keep >= math.prod(tiles.shape(tokens, vocabulary))
+                logits = tiles.logits(tokens, vocabulary, in_buffer=not keeps)
                 logps = torch.log_softmax(logits, dim=1, out=buffer[: logits.numel()].view_as(logits))
                 # logits - logps is the log-sum-exp in every column; at the largest logit it is the most precise.
                 sums[part, tokens] = logits.amax(dim=1) - logps.amax(dim=1)
@@ -139,9 +139,9 @@ class _TiledLogps(torch.autograd.Function):
                     expected[part, tokens] = torch.linalg.vecdot(logps.exp_(), logits)
                 inside, column = tiles.targets(tokens, vocabulary)
                 target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
-                logits_to_keep -= logits.numel()
-                if logits_to_keep >= 0:
+                if keeps:
                     kept[vocabulary.start, tokens.start] = logits
+                    logits_to_keep -= logits.numel()
         log_sum = sums.logsumexp(dim=0)
         entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0) if with_entropy else None
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum, entropy)
@@ -168,7 +168,7 @@ class _TiledLogps(torch.autograd.Function):
                 # pop: `slope_` overwrites the tile, and its memory is freed afterwards.
                 logits = ctx.kept.pop((vocabulary.start, tokens.start), None)
                 if logits is None:
-                    logits = tiles.logits(tokens, vocabulary)
+                    logits = tiles.logits(tokens, vocabulary, in_buffer=True)
                 slope = tiles.slope_(logits, tokens, vocabulary, slopes)
                 if tile_bias is not None:
                     tile_bias += slope.sum(dim=0)
@@ -205,6 +205,7 @@ class Tiles:
     softcap: float | None
     tokens: list[slice]
     vocabulary: list[slice]
+    buffer: Tensor
 
     @classmethod
     def of(
@@ -218,19 +219,23 @@ class Tiles:
     ) -> "Tiles":
         tokens = list(_slices(len(hidden), _TILE_TOKENS))
         size = tile_logits(hidden.device.type) // tokens[0].stop
-        return cls(
-            hidden, weight, bias, targets, temperatures, softcap, tokens, list(_slices(len(weight), max(1, size)))
-        )
+        vocabulary = list(_slices(len(weight), max(1, size)))
+        buffer = hidden.new_empty(tokens[0].stop * vocabulary[0].stop)
+        return cls(hidden, weight, bias, targets, temperatures, softcap, tokens, vocabulary, buffer)
 
-    @property
-    def largest(self) -> int:
-        """Logits of the largest tile."""
-        return self.tokens[0].stop * self.vocabulary[0].stop
+    @staticmethod
+    def shape(tokens: slice, vocabulary: slice) -> tuple[int, int]:
+        return tokens.stop - tokens.start, vocabulary.stop - vocabulary.start
 
-    def logits(self, tokens: slice, vocabulary: slice) -> Tensor:
-        """Logits of one tile, divided by the temperature: float32 or float64."""
-        bias = None if self.bias is None else self.bias[vocabulary]
-        logits = F.linear(self.hidden[tokens], self.weight[vocabulary], bias).to(wide(self.hidden.dtype))
+    def logits(self, tokens: slice, vocabulary: slice, *, in_buffer: bool) -> Tensor:
+        """Logits of one tile, divided by the temperature: float32 or float64. in_buffer: the next ones overwrite them."""
+        hidden, weight, shape = self.hidden[tokens], self.weight[vocabulary].T, self.shape(tokens, vocabulary)
+        out = self.buffer[: math.prod(shape)].view(shape) if in_buffer else None
+        if self.bias is None:
+            logits = torch.mm(hidden, weight, out=out)
+        else:
+            logits = torch.addmm(self.bias[vocabulary], hidden, weight, out=out)
+        logits = logits.to(wide(hidden.dtype))
         if self.softcap is not None:
             logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits.div_(self.temperatures[tokens, None])
