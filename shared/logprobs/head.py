@@ -228,7 +228,7 @@ class Tiles:
         return tokens.stop - tokens.start, vocabulary.stop - vocabulary.start
 
     def logits(self, tokens: slice, vocabulary: slice, *, in_buffer: bool) -> Tensor:
-        """Logits of one tile, divided by the temperature: float32 or float64. in_buffer: the next ones overwrite them."""
+        """float32 or float64 logits of one tile, divided by the temperature. in_buffer: the next ones overwrite it."""
         hidden, weight, shape = self.hidden[tokens], self.weight[vocabulary].T, self.shape(tokens, vocabulary)
         out = self.buffer[: math.prod(shape)].view(shape) if in_buffer else None
         if self.bias is None:
