@@ -32,6 +32,9 @@ from shared.errors import UserError
 from shared.models import load_tokenizer, save_model, use_threads
 from shared.spelling import spell_setting
 
+# How often a run without a terminal, which has no bar, says how far it is.
+_LINE_SECONDS = 30.0
+
 Row = TypeVar("Row")
 Row_contra = TypeVar("Row_contra", contravariant=True)
 
@@ -191,11 +194,17 @@ class SupervisedRun:
         task = self.bar.add_task("", total=steps, completed=state.step)
         if state.step == 0:
             self._evaluate()
+        first, started = state.step, time.monotonic()
+        said = started
         while state.step < steps and not stop:
             began = time.monotonic()
-            self._step()
+            loss = self._step()
             state.training_seconds += time.monotonic() - began
             self.bar.update(task, completed=state.step)
+            now = time.monotonic()
+            if self.bar.disable and state.step < steps and now - said >= _LINE_SECONDS:
+                said, left = now, (now - started) / (state.step - first) * (steps - state.step)
+                self._print(f"step {state.step}/{steps} · loss {loss:.4f} · about {left:.0f} s left")
             # Before the checkpoint, so that weights without a finite loss are not saved.
             if state.step == steps or (self.config.eval_steps and state.step % self.config.eval_steps == 0):
                 self._evaluate()
@@ -208,7 +217,8 @@ class SupervisedRun:
             self._checkpoint()
         return SupervisedResult(finished, state.step, self.evaluation, state.training_seconds)
 
-    def _step(self) -> None:
+    def _step(self) -> float:
+        """Returns the loss."""
         lr = self.config.optimizer.learning_rate * lr_factor(self.state.step, self.config.optimizer, self.data.steps)
         stats = self.learner.step(self.data.batch(self.state.step), lr=lr)
         if stats["not_finite"]:
@@ -216,14 +226,17 @@ class SupervisedRun:
         self.state.step += 1
         self.metrics.write({"kind": "step", "step": self.state.step, **stats})
         self.bar.update(self.bar.task_ids[0], description=f"loss {stats['loss']:.4f}")
+        return stats["loss"]
 
     def _evaluate(self) -> None:
         self.evaluation = result = self.learner.evaluate(self.data.eval_rows)
         self.metrics.write({"kind": "evaluation", "step": self.state.step, **result})
         if not math.isfinite(result["eval_loss"]):  # no later step would show that the last update broke the weights
             raise _not_finite(f"held-out loss after step {self.state.step}")
-        text = f"step {self.state.step}/{self.data.steps} · {self.learner.describe(result)}"
-        self.bar.console.print(text, highlight=False, soft_wrap=True)
+        self._print(f"step {self.state.step}/{self.data.steps} · {self.learner.describe(result)}")
+
+    def _print(self, line: str) -> None:
+        self.bar.console.print(line, highlight=False, soft_wrap=True)
 
     def _checkpoint(self) -> None:
         with write_failures(f"the checkpoint of step {self.state.step}"):

@@ -1,6 +1,8 @@
 """Supervised fine-tuning from a file to a trained model, in one process or resumed."""
 
+import io
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +108,19 @@ def test_a_resumed_run_ends_with_the_same_weights(
     assert sft(again, console).finished
 
     assert_same_run(again.run_dir, whole.run_dir)
+
+
+def test_a_log_without_a_terminal_says_how_far_it_is(
+    configure: Callable[..., SftConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.StringIO()
+    sft(configure(num_train_epochs=1), Console(file=written))
+    assert "left" not in written.getvalue()  # it takes seconds
+    monkeypatch.setattr("policy_trainer.supervised.training._LINE_SECONDS", 0.0)
+    written.truncate(0)
+    sft(configure(num_train_epochs=1, run_dir=str(configure().run_dir) + "-2"), Console(file=written))
+    lines = re.findall(r"step (\d)/8 · loss \d+\.\d{4} · about \d+ s left", written.getvalue())
+    assert lines == ["1", "2", "3", "4", "5", "6", "7"]
 
 
 def test_stopped_before_the_first_step(configure: Callable[..., SftConfig], console: Console) -> None:
