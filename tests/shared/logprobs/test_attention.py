@@ -78,9 +78,9 @@ def naive(
     for span in layout.spans:
         prompt = list(range(span.prompt.start, span.prompt.end)) if span.prompt else []
         for token in range(span.start, span.end):
-            row = [*prompt, *range(span.start, token + 1)]
-            place = torch.tensor(len(row) - 1)
-            seen = [k for at, k in enumerate(row) if not kind.bounds or kind.bounds.visible(place, torch.tensor(at))]
+            seen = torch.tensor([*prompt, *range(span.start, token + 1)])
+            if kind.bounds:
+                seen = seen[kind.bounds.visible(torch.tensor(len(seen) - 1), torch.arange(len(seen)))]
             scores = torch.einsum("hd,nhd->hn", query[token], key[seen]) * scale
             if kind.softcap is not None:
                 scores = kind.softcap * torch.tanh(scores / kind.softcap)
