@@ -9,7 +9,7 @@ def reaches(completions: list[str], answer: list[str], numbers: list[list[int]],
 
 
 def _reaches(text: str, target: str, numbers: list[int]) -> bool:
-    expression = text.partition("=")[0].replace(" ", "")
+    expression = text.removeprefix("Equation:").partition("=")[0].replace(" ", "")  # a completion has its prefill
     if not re.fullmatch(r"\d+([+-]\d+)*", expression):
         return False
     terms = [int(term) for term in re.findall(r"[+-]?\d+", expression)]
