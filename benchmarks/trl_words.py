@@ -40,8 +40,9 @@ LIBRARIES = {"TRL": "trl", "Tandem": "policy_trainer.trl"}
 GROUPS, COMPLETIONS, HELD_OUT = SETTINGS["groups_per_step"], SAMPLING["num_generations"], 200
 
 
-def train(library: str, model: Path, steps: int, seed: int, problems: Path, out: Path) -> list[tuple[float, float]]:
-    """Leaves the model in `out`. Returns the second and the mean reward of each call of the reward function."""
+def train(library: str, model: Path, steps: int, seed: int, problems: Path, out: Path) -> dict[str, Any]:
+    """Leaves the model in `out`. Returns the seconds of training, and as the curve the second and the mean reward of
+    each call of the reward function."""
     datasets: Any = import_module("datasets")
     trl: Any = import_module(library)
     sys.path.insert(0, str(EXAMPLE))
@@ -66,9 +67,9 @@ def train(library: str, model: Path, steps: int, seed: int, problems: Path, out:
     )
     began = time.monotonic()
     trainer.train()
-    calls.append((time.monotonic(), calls[-1][1]))
+    seconds = time.monotonic() - began
     trainer.save_model(str(out))
-    return [(second - began, value) for second, value in calls]
+    return {"seconds": seconds, "curve": [(second - began, value) for second, value in calls]}
 
 
 def templated(problems: Sequence[str], model: Path) -> Iterator[str]:
@@ -93,7 +94,7 @@ def held_out(model: Path, problems: Path) -> float:
     return evaluate_model(config, lambda *_: None)[0].accuracy
 
 
-def run_side(library: str, model: Path, steps: int, seed: int, problems: Path, out: Path) -> list[tuple[float, float]]:
+def run_side(library: str, model: Path, steps: int, seed: int, problems: Path, out: Path) -> dict[str, Any]:
     """`train` in a process of its own, so that neither side warms the other's caches."""
     command = [sys.executable, "-m", "benchmarks.trl_words", "--side", library, str(model), str(steps), str(seed)]
     done = subprocess.run(
@@ -146,10 +147,9 @@ def main() -> None:
         before = held_out(options.model, others)
         for seed, (side, library) in product(options.seeds, LIBRARIES.items()):
             out = directory / "model"
-            curve = run_side(library, options.model, options.steps, seed, training, out)
-            run = {"side": side, "seed": seed, "seconds": curve[-1][0], "held_out": held_out(out, others)}
-            print(run, file=sys.stderr)
-            runs.append({**run, "curve": curve[:-1]})
+            trained = run_side(library, options.model, options.steps, seed, training, out)
+            runs.append({"side": side, "seed": seed, **trained, "held_out": held_out(out, others)})
+            print({name: value for name, value in runs[-1].items() if name != "curve"}, file=sys.stderr)
             options.out.write_text(json.dumps({"before": before, "problems": HELD_OUT, "runs": runs}) + "\n")
             shutil.rmtree(out)
     draw(runs, options.out.with_suffix(".png"))
