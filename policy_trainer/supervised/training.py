@@ -195,15 +195,15 @@ class SupervisedRun:
         if state.step == 0:
             self._evaluate()
         first, started = state.step, time.monotonic()
-        said = started
+        printed = started
         while state.step < steps and not stop:
             began = time.monotonic()
             loss = self._step()
             state.training_seconds += time.monotonic() - began
             self.bar.update(task, completed=state.step)
             now = time.monotonic()
-            if self.bar.disable and state.step < steps and now - said >= _LINE_SECONDS:
-                said, left = now, (now - started) / (state.step - first) * (steps - state.step)
+            if self.bar.disable and state.step < steps and now - printed >= _LINE_SECONDS:
+                printed, left = now, (now - started) / (state.step - first) * (steps - state.step)
                 self._print(f"step {state.step}/{steps} · loss {loss:.4f} · about {left:.0f} s left")
             # Before the checkpoint, so that weights without a finite loss are not saved.
             if state.step == steps or (self.config.eval_steps and state.step % self.config.eval_steps == 0):
