@@ -1,7 +1,7 @@
 """The curve of an example: the held-out rewards of its runs, one for each seed, as data and as a picture next to it.
 
-    for seed in 0 1 2; do policy-trainer train --config train.toml --seed $seed --run-dir runs/countdown-$seed; done
-    python -m benchmarks.examples runs/countdown-* --out countdown.json
+    for seed in 0 1 2; do policy-trainer train --config run.toml --seed $seed --run-dir runs/words-$seed; done
+    python -m benchmarks.examples runs/words-* --out curve.json
 
 For rewards of 0 and 1, of which 95% intervals over the problems are computed.
 """

@@ -248,9 +248,6 @@ def test_an_example(config: Path, hub: Path, tmp_path: Path, environment: Mappin
     place = tmp_path / "example"
     shutil.copytree(config.parent, place, ignore=shutil.ignore_patterns("*.jsonl", "runs"))
     _run("python make_problems.py", place, environment)
-    if config.stem == "sft":
-        _run(f"policy-trainer sft --config sft.toml --model {hub / 'model'} --num-train-epochs 1", place, environment)
-        return
     options = " ".join(f"{name} {value}" for name, value in _TRAIN.items() if name != "--data.system-prompt")
     shell = f"policy-trainer train --config {config.name} --model {hub / 'model'} --no-loss.drop-zero-variance"
     _run(f"{shell} --evaluation.eval-steps 2 {options}", place, environment)
