@@ -208,7 +208,8 @@ METRICS = (
     Metric(
         "frac_reward_zero_std", "share of groups whose rewards are all equal", title="Groups with zero reward std",
         high=0.8, too_high="most groups have no gradient: use harder or easier prompts, or raise "
-        "sampling.num_generations or sampling.max_resamples, or set sampling.regroup",
+        "sampling.num_generations or sampling.max_resamples, or set sampling.regroup; where the completions of a group "
+        "have become alike, lower optimizer.learning_rate",
     ),
     Metric("groups", "groups that trained", unit="groups"),
     Metric("groups_left_out", "groups that did not train", unit="groups"),
