@@ -243,9 +243,9 @@ class Trainer:
         self._reporters.evaluation(evaluation, step, self._state.progress, best=best)
         return best and step > 0
 
-    def _evaluating(self, done: int, total: int) -> None:
+    def _evaluating(self, done: int, judged: int, total: int) -> None:
         self._stop.check()
-        self._reporters.display.evaluating(done, total)
+        self._reporters.display.evaluating(done, judged, total)
 
     def _checkpoint(self) -> None:
         """Saves weights and ledger in one rename, or begins to."""

@@ -70,12 +70,13 @@ class Evaluator:
         problems: int | None,
         *,
         seed: int = 0,
-        on_progress: Callable[[int, int], None] = lambda done, total: None,
+        on_progress: Callable[[int, int, int], None] = lambda done, judged, total: None,
     ) -> Evaluation:
         """Evaluates on the first `problems` held-out problems, or all, with params.num_generations answers to each.
 
-        on_progress: called with the number of answered problems and the number of all, too long ones too; again and
-        again while they are sampled. It may raise.
+        on_progress: called with the number of answered problems, of judged ones, and of all, too long ones too; again
+        and again while they are sampled. Those sampled together are answered at about the same time, and then judged.
+        It may raise.
         """
         chosen = self._task.eval_problems()[:problems]
         unusable = ""
@@ -85,7 +86,7 @@ class Evaluator:
         before = self._judge.failures
 
         def on_sampled(completions: int) -> None:
-            on_progress(len(answered) + completions // size, len(chosen))
+            on_progress(len(answered) + completions // size, len(answered), len(chosen))
 
         on_sampled(0)
         # Encoded a batch at a time: tensors of all pictures could fill the memory.

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 
 import structlog
 from rich.console import Console
@@ -59,7 +58,7 @@ def evaluate_model(
                 params,
                 config.evaluation.problems or None,
                 seed=config.seed,
-                on_progress=partial(on_progress, decoding),
+                on_progress=lambda done, _, total, decoding=decoding: on_progress(decoding, done, total),
             )
             for decoding, params in decodings.items()
         ]

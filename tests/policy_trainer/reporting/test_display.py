@@ -125,17 +125,27 @@ def test_lines_show_the_first_evaluation_at_once_and_long_ones_later(monkeypatch
     monkeypatch.setattr("policy_trainer.reporting.display.time.monotonic", lambda: now)
     output = io.StringIO()
     display = make_display(Console(file=output, width=300), steps=50, first_step=0)
-    display.evaluating(0, 64)
+    display.evaluating(0, 0, 64)
     assert output.getvalue() == "evaluating 64 held-out problems\n"
     for done in (32, 64, 0, 32, 64, 0):  # the next ones are quick, and take some time
-        display.evaluating(done, 64)
+        display.evaluating(done, done, 64)
     assert output.getvalue().count("\n") == 1
-    for seconds, done in ((20, 0), (20, 0), (10, 16), (14, 32), (16, 40), (5, 64)):
+    # Sixteen are sampled together. The first that ends says nothing about the others.
+    for seconds, done, judged in (
+        (20, 0, 0),
+        (20, 1, 0),
+        (10, 16, 16),
+        (30, 17, 16),
+        (20, 32, 32),
+        (100, 48, 48),
+        (5, 64, 64),
+    ):
         now += seconds
-        display.evaluating(done, 64)
+        display.evaluating(done, judged, 64)
     assert output.getvalue().splitlines()[1:] == [
-        "evaluating for 40 s: 0 of 64 held-out problems",
-        "evaluating for 80 s: 40 of 64 held-out problems, about 48 s left",
+        "evaluating for 40 s: 1 of 64 held-out problems",
+        "evaluating for 80 s: 17 of 64 held-out problems, about 120 s left",
+        "evaluating for 200 s: 48 of 64 held-out problems, about 67 s left",
     ]
 
 

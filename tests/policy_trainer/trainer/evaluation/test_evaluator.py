@@ -120,7 +120,7 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
     """Six problems: two right, two wrong, one that cannot be judged, one too long."""
     sampler, progress = Parrot(tokenizer), []
     result = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(
-        sampler, GREEDY, 6, seed=100, on_progress=lambda done, total: progress.append((done, total))
+        sampler, GREEDY, 6, seed=100, on_progress=lambda *numbers: progress.append(numbers)
     )
     assert (result.problems, result.left_out, result.accuracy) == (4, 2, 0.5)
     assert (result.low, result.high) == wilson_interval(2, 4)
@@ -130,7 +130,7 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
     lengths = [len(tokenizer.encode(PROBLEMS[i][0])) + 1 for i in (0, 1, 4)] + [len("no idea.")]
     assert result.mean_tokens == pytest.approx(sum(lengths) / 4)
     assert sampler.calls == [(3, 100), (2, 103)]
-    assert [*dict.fromkeys(progress)] == [(0, 6), (3, 6), (5, 6)]
+    assert [*dict.fromkeys(progress)] == [(0, 0, 6), (3, 0, 6), (3, 3, 6), (5, 3, 6), (5, 5, 6)]
     assert result.decoding == "greedy"
     assert "transcripts" not in result.summary() and result.summary()["accuracy"] == 0.5
     assert [(item.answer, item.correct) for item in result.transcripts] == [
