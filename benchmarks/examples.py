@@ -31,8 +31,9 @@ def curve(run_dir: Path) -> dict[str, Any]:
 
 
 def intervals(curves: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
-    """Of each evaluation, all seeds together: the mean reward and its interval."""
-    problems = sum(run["problems"] for run in curves)
+    """Of each evaluation: the mean reward of all seeds, and its interval. All seeds have the same held-out problems, so
+    that more seeds do not narrow it."""
+    problems = curves[0]["problems"]
     columns = zip(*([point["reward"] for point in run["points"]] for run in curves), strict=True)
     means = [fmean(column) for column in columns]
     return [(mean, *wilson_interval(mean * problems, problems)) for mean in means]
