@@ -26,7 +26,7 @@ def curve(run_dir: Path) -> dict[str, Any]:
     config = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
     evaluations = [record for record in read_metrics(run_dir / "metrics.jsonl") if record["kind"] == "evaluation"]
     names = {"step": "step", "completions": "completions_total", "seconds": "runtime_seconds", "reward": "reward"}
-    points = [{ours: record[theirs] for ours, theirs in names.items()} for record in evaluations]
+    points = [{ours: round(record[theirs], 4) for ours, theirs in names.items()} for record in evaluations]
     return {"seed": config.get("seed", 0), "problems": evaluations[0]["problems"], "points": points}
 
 
