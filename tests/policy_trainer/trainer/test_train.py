@@ -122,11 +122,11 @@ class Evaluator:
     scores: Sequence[tuple[float, ...] | None] = ((0.5, 0.7),)
     evaluations: int = 0
 
-    def evaluate(self, *_: Any, on_progress: Callable[[int, int], None], **__: Any) -> Any:
+    def evaluate(self, *_: Any, on_progress: Callable[[int, int, int], None], **__: Any) -> Any:
         if self.evaluations == self.stops_at:
             self.stop.set()
         self.evaluations += 1
-        on_progress(1, 2)
+        on_progress(1, 0, 2)
         scores = self.scores[(self.evaluations - 1) % len(self.scores)]
         if scores is None:
             raise NothingAnswered("the environments of 2 problems could not be reset")
