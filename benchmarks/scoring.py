@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from benchmarks import measure
 from policy_trainer.cli.demo.base_model import make_model
+from policy_trainer.trainer import memory as memory_plan
 from shared.batch import TokenGroup
 from shared.logprobs import choose_forward
 from shared.models import embedding_rows
@@ -209,15 +210,13 @@ def operations(model: PreTrainedModel, groups: Sequence[TokenGroup]) -> float:
     config = model.config
     head = embedding_rows(model) * config.hidden_size
     body = sum(p.numel() for p in model.parameters()) - head * (1 if config.tie_word_embeddings else 2)
-    channels = config.num_attention_heads * (
-        getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads
-    )
+    queries = memory_plan.Shape.of(model).queries
     total = 0.0
     for group in groups:
         prompt, lengths = len(group.prompt_ids), group.completion_lengths
         seen = prompt * (prompt + 1) / 2 + float((lengths * prompt + lengths * (lengths + 1) / 2).sum())
         total += 2 * body * group.tokens + 2 * head * len(group.completion_ids)
-        total += 4 * channels * config.num_hidden_layers * seen
+        total += 4 * queries * config.num_hidden_layers * seen
     return total / 1e9
 
 

@@ -195,7 +195,7 @@ def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Computes the logits of tiles: some tokens times a part of the vocabulary."""
+    """Computes the logits of tiles: some tokens times a part of the vocabulary. buffer: of the largest size."""
 
     hidden: Tensor
     weight: Tensor
