@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from policy_trainer.processes.lifecycle.timing import Patience
+from policy_trainer.reporting.evaluating import EvaluationLines, EvaluationProgress
 from shared.errors import printable
 
 _LINE_EVERY = 10
@@ -40,11 +41,8 @@ class Display:
         self._first_step = first_step
         self._times: deque[tuple[int, float]] = deque(maxlen=20)
         self._waits = Patience()
-        self._evaluations = Patience()
-        self._evaluating_since: float | None = None
+        self._evaluation: EvaluationLines | None = None
         self._answered = 0
-        self._judged = 0
-        self._judged_after = 0.0
 
     def start(self) -> None:
         pass
@@ -71,26 +69,15 @@ class Display:
         if self._waits.is_over(seconds):
             self.note(_waited(reason, seconds))
 
-    def evaluating(self, done: int, judged: int, total: int) -> None:
-        """Shows how many held-out problems are answered. judged: those of whole batches: within one all answers end
-        late, so that it says nothing about the time left."""
-        now = time.monotonic()
-        if self._evaluating_since is None:  # the first may take long, and shows how long the others will
-            self.note(f"evaluating {total} held-out problems")
-        if self._evaluating_since is None or done < self._answered:  # a new one
-            self._evaluating_since, self._evaluations = now, Patience()  # how long earlier ones took is no matter
-            self._judged = 0
-        self._answered = done
-        seconds = now - self._evaluating_since
-        if judged > self._judged:
-            self._judged, self._judged_after = judged, seconds
-        if self._evaluations.is_over(seconds) and done < total:
-            left = f", about {self._left(seconds, total):.0f} s left" if judged else ""
-            self.note(f"evaluating for {seconds:.0f} s: {done} of {total} held-out problems{left}")
-
-    def _left(self, seconds: float, total: int) -> float:
-        """Estimated from the time that the judged problems of an evaluation took."""
-        return max(0.0, self._judged_after * total / self._judged - seconds)
+    def evaluating(self, progress: EvaluationProgress) -> None:
+        """Shows how many held-out problems are answered."""
+        if self._evaluation is None:  # the first may take long, and shows how long the others will
+            self.note(f"evaluating {progress.total} held-out problems")
+        if self._evaluation is None or progress.done < self._answered:  # a new one
+            self._evaluation = EvaluationLines()
+        self._answered = progress.done
+        if line := self._evaluation.line(progress):
+            self.note(line)
 
     def _seconds_left(self, step: int) -> float | None:
         """Estimated from the time that the latest steps took."""
@@ -123,7 +110,8 @@ class LiveDisplay(Display):
     def waiting(self, reason: str, seconds: float) -> None:
         self._wait = _waited(reason, seconds) if seconds >= _QUIET_SECONDS else ""
 
-    def evaluating(self, done: int, judged: int, total: int) -> None:
+    def evaluating(self, progress: EvaluationProgress) -> None:
+        done, total = progress.done, progress.total
         self._wait = f"evaluating: {done} of {total} held-out problems" if done < total else ""
 
     def stop(self) -> None:

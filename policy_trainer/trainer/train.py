@@ -14,6 +14,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.learner.adapters import save_policy
 from policy_trainer.learner.step_stats import StepStats
 from policy_trainer.processes.lifecycle.endings import RankLost, RunFailed, Stopped, StopRequest, write_failures
+from policy_trainer.reporting.evaluating import EvaluationProgress
 from policy_trainer.reporting.first_steps import unrewarded
 from policy_trainer.reporting.metrics import next_index
 from policy_trainer.rewards.failures import RewardsFailed
@@ -243,9 +244,9 @@ class Trainer:
         self._reporters.evaluation(evaluation, step, self._state.progress, best=best)
         return best and step > 0
 
-    def _evaluating(self, done: int, judged: int, total: int) -> None:
+    def _evaluating(self, progress: EvaluationProgress) -> None:
         self._stop.check()
-        self._reporters.display.evaluating(done, judged, total)
+        self._reporters.display.evaluating(progress)
 
     def _checkpoint(self) -> None:
         """Saves weights and ledger in one rename, or begins to."""

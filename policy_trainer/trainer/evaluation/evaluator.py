@@ -18,6 +18,7 @@ from policy_trainer.data.prompts import (
     prompt_limit,
 )
 from policy_trainer.reporting.conversations import turns_of
+from policy_trainer.reporting.evaluating import EvaluationProgress
 from policy_trainer.rewards.failures import summary
 from policy_trainer.rewards.judging import Groups, RewardScorer
 from policy_trainer.rewards.registry import measures_correctness
@@ -70,13 +71,12 @@ class Evaluator:
         problems: int | None,
         *,
         seed: int = 0,
-        on_progress: Callable[[int, int, int], None] = lambda done, judged, total: None,
+        on_progress: Callable[[EvaluationProgress], None] = lambda progress: None,
     ) -> Evaluation:
         """Evaluates on the first `problems` held-out problems, or all, with params.num_generations answers to each.
 
-        on_progress: called with the number of answered problems, of judged ones, and of all, too long ones too; again
-        and again while they are sampled. Those sampled together are answered at about the same time, and then judged.
-        It may raise.
+        on_progress: called again and again while answers are sampled; problems that are too long count among all. It
+        may raise.
         """
         chosen = self._task.eval_problems()[:problems]
         unusable = ""
@@ -84,9 +84,11 @@ class Evaluator:
         size = params.num_generations
         batch_size = max(1, self._batch_size // size)
         before = self._judge.failures
+        tokens = 0
 
         def on_sampled(completions: int) -> None:
-            on_progress(len(answered) + completions // size, len(answered), len(chosen))
+            judged = len(answered)
+            on_progress(EvaluationProgress(judged + completions // size, judged, len(chosen), tokens))
 
         on_sampled(0)
         # Encoded a batch at a time: tensors of all pictures could fill the memory.
@@ -103,6 +105,7 @@ class Evaluator:
             if len(answered) >= _WITH_IMAGES:  # all pictures could fill the memory, and only the first are shown
                 judged = [tuple(replace(item, images=()) for item in group) for group in judged]
             answered.extend(judged)
+            tokens += sum(item.tokens for group in judged for item in group)
             on_sampled(0)
         failures = self._judge.failures_since(before)
         not_reset, reason = failures.pop(RESET, (0, ""))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 import structlog
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.table import Table
 from policy_trainer.config import EvalConfig, TrainConfig
 from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.data.tasks.registry import make_task
+from policy_trainer.reporting.evaluating import EvaluationLines, EvaluationProgress
 from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.rollout.environments.rollouts import open_sessions
@@ -27,14 +29,14 @@ log = structlog.get_logger()
 
 def evaluate_model(
     config: EvalConfig | TrainConfig,
-    on_progress: Callable[[str, int, int], None],
+    on_progress: Callable[[str, EvaluationProgress], None],
     decodings: Mapping[str, SamplingParams] | None = None,
 ) -> list[Evaluation]:
     """One evaluation for each decoding, by name. Default: greedily, then sampled at sampling.temperature with
     evaluation.num_generations answers to a problem.
 
-    on_progress: called with the decoding, the number of answered problems and the number of all. Raises UserError for
-    data or rewards that cannot be used; data of the wrong form is found before the model is loaded.
+    on_progress: called with the decoding, again and again. Raises UserError for data or rewards that cannot be used;
+    data of the wrong form is found before the model is loaded.
     """
     answers, temperature = config.evaluation.num_generations, config.sampling.temperature
     decodings = decodings or {
@@ -58,7 +60,7 @@ def evaluate_model(
                 params,
                 config.evaluation.problems or None,
                 seed=config.seed,
-                on_progress=lambda done, _, total, decoding=decoding: on_progress(decoding, done, total),
+                on_progress=partial(on_progress, decoding),
             )
             for decoding, params in decodings.items()
         ]
@@ -69,10 +71,19 @@ def _give_up(reason: str, seconds: float) -> None:
 
 
 def evaluate_with_progress(config: EvalConfig, console: Console, label: str) -> list[Evaluation]:
-    with Progress(console=console, transient=True) as progress:
-        bars = {name: progress.add_task(f"{label}, {name}", total=None) for name in ("greedy", "sampled")}
+    """Shows bars on a terminal, else a line now and then if it takes long."""
+    if not console.is_terminal:
+        evaluating: dict[str, EvaluationLines] = {}
+
+        def show(decoding: str, progress: EvaluationProgress) -> None:
+            if line := evaluating.setdefault(decoding, EvaluationLines()).line(progress):
+                console.print(f"{label}, {decoding}: {line}", highlight=False, markup=False, soft_wrap=True)
+
+        return evaluate_model(config, show)
+    with Progress(console=console, transient=True) as bars:
+        tasks = {name: bars.add_task(f"{label}, {name}", total=None) for name in ("greedy", "sampled")}
         return evaluate_model(
-            config, lambda decoding, done, total: progress.update(bars[decoding], completed=done, total=total)
+            config, lambda name, progress: bars.update(tasks[name], completed=progress.done, total=progress.total)
         )
 
 

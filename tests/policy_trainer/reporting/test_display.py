@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from policy_trainer.reporting.display import make_display
+from policy_trainer.reporting.evaluating import EvaluationProgress
 
 STEP: dict[str, Any] = {"step": 10, "reward": 0.5, "kl": 0.00034, "entropy": 1.25, "queued": 3, "ready": 2}
 
@@ -122,13 +123,13 @@ def test_a_step_that_trained_nothing_says_so(terminal: bool, unrewarded: int, eq
 
 def test_lines_show_the_first_evaluation_at_once_and_long_ones_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("policy_trainer.reporting.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("policy_trainer.reporting.evaluating.time.monotonic", lambda: now)
     output = io.StringIO()
     display = make_display(Console(file=output, width=300), steps=50, first_step=0)
-    display.evaluating(0, 0, 64)
+    display.evaluating(EvaluationProgress(0, 0, 64, 0))
     assert output.getvalue() == "evaluating 64 held-out problems\n"
     for done in (32, 64, 0, 32, 64, 0):  # the next ones are quick, and take some time
-        display.evaluating(done, done, 64)
+        display.evaluating(EvaluationProgress(done, done, 64, 10 * done))
     assert output.getvalue().count("\n") == 1
     # Sixteen are sampled together. The first that ends says nothing about the others.
     for seconds, done, judged in (
@@ -141,11 +142,11 @@ def test_lines_show_the_first_evaluation_at_once_and_long_ones_later(monkeypatch
         (5, 64, 64),
     ):
         now += seconds
-        display.evaluating(done, judged, 64)
+        display.evaluating(EvaluationProgress(done, judged, 64, 10 * judged))
     assert output.getvalue().splitlines()[1:] == [
         "evaluating for 40 s: 1 of 64 held-out problems",
-        "evaluating for 80 s: 17 of 64 held-out problems, about 120 s left",
-        "evaluating for 200 s: 48 of 64 held-out problems, about 67 s left",
+        "evaluating for 80 s: 17 of 64 held-out problems, 3 tokens/s, about 120 s left",
+        "evaluating for 200 s: 48 of 64 held-out problems, 2 tokens/s, about 67 s left",
     ]
 
 

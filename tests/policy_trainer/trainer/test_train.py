@@ -22,6 +22,7 @@ from policy_trainer.learner.adapters import save_whole
 from policy_trainer.learner.learner import Learner
 from policy_trainer.processes.lifecycle.endings import RunFailed, Stopped, StopRequest
 from policy_trainer.reporting.display import Display
+from policy_trainer.reporting.evaluating import EvaluationProgress
 from policy_trainer.reporting.first_steps import FirstSteps
 from policy_trainer.reporting.health import Health
 from policy_trainer.reporting.reward_failures import RewardFailures
@@ -122,11 +123,11 @@ class Evaluator:
     scores: Sequence[tuple[float, ...] | None] = ((0.5, 0.7),)
     evaluations: int = 0
 
-    def evaluate(self, *_: Any, on_progress: Callable[[int, int, int], None], **__: Any) -> Any:
+    def evaluate(self, *_: Any, on_progress: Callable[[EvaluationProgress], None], **__: Any) -> Any:
         if self.evaluations == self.stops_at:
             self.stop.set()
         self.evaluations += 1
-        on_progress(1, 0, 2)
+        on_progress(EvaluationProgress(1, 0, 2, 0))
         scores = self.scores[(self.evaluations - 1) % len(self.scores)]
         if scores is None:
             raise NothingAnswered("the environments of 2 problems could not be reset")

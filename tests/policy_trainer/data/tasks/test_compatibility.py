@@ -37,7 +37,7 @@ def evaluate(model: Path, rows: list[dict[str, Any]], **settings: Any) -> Any:
     config = from_values(
         EvalConfig, model=str(model), device="cpu", task="jsonl", data=data, sampling=sampling, **settings
     )
-    return evaluate_model(config, lambda decoding, done, total: None)
+    return evaluate_model(config, lambda decoding, progress: None)
 
 
 class TestPictures:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import EvalConfig, RolloutConfig
 from policy_trainer.config.samplers import SAMPLERS
+from policy_trainer.reporting.evaluating import EvaluationProgress
 from policy_trainer.rollout.device_turns import load_rollout_sampler
 from policy_trainer.rollout.sampling.engines import MEMBERS, check_engine, load_sampler, sampler_class
 from policy_trainer.rollout.sampling.sampler import SamplingParams, Sleeper, sample
@@ -41,7 +42,7 @@ def configured(base: Path, **settings: Any) -> EvalConfig:
     return from_values(EvalConfig, model=str(base), sampling={"max_completion_length": 12}, **settings)
 
 
-def show_nothing(decoding: str, done: int, total: int) -> None:
+def show_nothing(decoding: str, progress: EvaluationProgress) -> None:
     pass
 
 

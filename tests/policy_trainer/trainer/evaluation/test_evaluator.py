@@ -1,28 +1,31 @@
 """Accuracy and its interval, compared with published values, with a scripted sampler."""
 
+import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from policy_trainer.config import PromptConfig, TrainConfig
+from policy_trainer.config import EvalConfig, PromptConfig, TrainConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder
+from policy_trainer.reporting.evaluating import EvaluationProgress
 from policy_trainer.rewards import equal_number, equal_text
 from policy_trainer.rewards.answers import ByAnswer
 from policy_trainer.rewards.judging import RewardScorer
 from policy_trainer.rewards.registry import NOTHING
 from policy_trainer.rollout.sampling.sampler import SamplingParams
 from policy_trainer.trainer.evaluation.evaluator import Evaluator
-from policy_trainer.trainer.evaluation.results import Transcript, sampled_groups, summarise, wilson_interval
-from policy_trainer.trainer.evaluation.standalone import evaluation_table
+from policy_trainer.trainer.evaluation.results import Evaluation, Transcript, sampled_groups, summarise, wilson_interval
+from policy_trainer.trainer.evaluation.standalone import evaluate_with_progress, evaluation_table
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from tests.policy_trainer.rollout.sampling.whole_prompts import WholePrompts
@@ -116,11 +119,32 @@ def test_whether_no_answer_is_rewarded(rewards: tuple[float, ...], expected: boo
     assert not summarise(without, GREEDY, left_out=0).is_unrewarded
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_log_shows_how_far_a_long_evaluation_has_come(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    now = 100.0
+
+    def evaluated(config: EvalConfig, on_progress: Callable[[str, EvaluationProgress], None]) -> list[Evaluation]:
+        nonlocal now
+        for decoding, seconds in (("greedy", 5.0), ("sampled", 20.0)):
+            for done in (0, 16, 32, 48, 64):
+                on_progress(decoding, EvaluationProgress(done, done, 64, 50 * done))
+                now += seconds
+        return []
+
+    monkeypatch.setattr("policy_trainer.reporting.evaluating.time.monotonic", lambda: now)
+    monkeypatch.setattr("policy_trainer.trainer.evaluation.standalone.evaluate_model", evaluated)
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=200)
+    assert evaluate_with_progress(EvalConfig(model="m"), console, "before") == []
+    lines = ["before, sampled: evaluating for 40 s: 32 of 64 held-out problems, 40 tokens/s, about 40 s left"]
+    assert [line for line in output.getvalue().splitlines() if "evaluating for" in line] == ([] if terminal else lines)
+
+
 def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
     """Six problems: two right, two wrong, one that cannot be judged, one too long."""
     sampler, progress = Parrot(tokenizer), []
     result = evaluator(tokenizer, FakeTask(*PROBLEMS)).evaluate(
-        sampler, GREEDY, 6, seed=100, on_progress=lambda *numbers: progress.append(numbers)
+        sampler, GREEDY, 6, seed=100, on_progress=progress.append
     )
     assert (result.problems, result.left_out, result.accuracy) == (4, 2, 0.5)
     assert (result.low, result.high) == wilson_interval(2, 4)
@@ -130,7 +154,15 @@ def test_counts_and_means(tokenizer: PreTrainedTokenizerFast) -> None:
     lengths = [len(tokenizer.encode(PROBLEMS[i][0])) + 1 for i in (0, 1, 4)] + [len("no idea.")]
     assert result.mean_tokens == pytest.approx(sum(lengths) / 4)
     assert sampler.calls == [(3, 100), (2, 103)]
-    assert [*dict.fromkeys(progress)] == [(0, 0, 6), (3, 0, 6), (3, 3, 6), (5, 3, 6), (5, 5, 6)]
+    sizes = [len(sampler.completion(tokenizer.encode(problem)).ids) for problem, _ in PROBLEMS if len(problem) < 60]
+    three, all_five = sum(sizes[:3]), sum(sizes)
+    assert [*dict.fromkeys(progress)] == [
+        (0, 0, 6, 0),
+        (3, 0, 6, 0),
+        (3, 3, 6, three),
+        (5, 3, 6, three),
+        (5, 5, 6, all_five),
+    ]
     assert result.decoding == "greedy"
     assert "transcripts" not in result.summary() and result.summary()["accuracy"] == 0.5
     assert [(item.answer, item.correct) for item in result.transcripts] == [
