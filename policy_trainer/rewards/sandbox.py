@@ -149,11 +149,11 @@ class _Lane:
 
 def _request(samples: Sequence[Sample], *, divisible: bool) -> tuple[Sequence[Sample], str]:
     """The samples, or as many of the first ones as make no large request, and their pickle."""
-    pickled = _pickled(list(samples))
-    while divisible and len(samples) > 1 and len(pickled) > _AT_ONCE_CHARACTERS:
-        samples = samples[: len(samples) // 2]
-        pickled = _pickled(list(samples))
-    return samples, pickled
+    count = 1 if divisible else len(samples)
+    pickled = _pickled(samples[:count])
+    while count < len(samples) and len(more := _pickled(samples[: 2 * count])) <= _AT_ONCE_CHARACTERS:
+        count, pickled = min(2 * count, len(samples)), more
+    return samples[:count], pickled
 
 
 def _pickled(value: object) -> str:

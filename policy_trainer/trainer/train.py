@@ -377,7 +377,7 @@ class Trainer:
         decoded = [decode(self._policy.tokenizer, ids.tolist()) for each in batches for ids in each.group.completions()]
         text = unrewarded(decoded, names, self._policy.tagged_rewards)
         raise RunFailed(
-            f"no completion of the last {most} steps is rewarded. In the last, {text}",
+            f"no completion of the last {f'{most} steps' if most > 1 else 'step'} is rewarded. In the last, {text}",
             f"take easier problems or a stronger model, show it solutions first (policy-trainer sft), or go on with "
             f"{spell_setting('resume', True)} {spell_setting('max_unrewarded_steps', 0)}",
         )

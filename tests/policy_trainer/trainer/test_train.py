@@ -280,7 +280,7 @@ def test_a_first_evaluation_without_a_reward_says_so(
 @pytest.mark.parametrize("reward", [0.0, -1.0])
 def test_a_run_without_rewards_ends_after_a_checkpoint(make_trainer: Any, reward: float) -> None:
     trainer, feed, directory, metrics = make_trainer(rewards=[reward] * 2, max_unrewarded_steps=1)
-    with pytest.raises(RunFailed, match="no completion of the last 1 steps is rewarded") as raised:
+    with pytest.raises(RunFailed, match="no completion of the last step is rewarded") as raised:
         trainer.run()
     assert "all 2 the same, 0 or less" in str(raised.value) and "--max-unrewarded-steps 0" in raised.value.remedy
     assert [record["step"] for record in metrics if record["kind"] == "step"] == [1]
