@@ -1,5 +1,6 @@
 """The messages of a row's conversation. All of their fields reach the chat template and the rewards, as in TRL."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,6 +115,25 @@ def answer_of_messages(message: Message, where: str) -> str:
     return message["content"]
 
 
+def as_text(messages: Sequence[Message]) -> str:
+    """The messages for a reader: the content of a single one; of several each with its role and further fields."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n".join(f"{message['role']}: {' '.join(_parts(message))}" for message in messages)
+
+
+def _parts(message: Message) -> list[str]:
+    content = [message["content"]] if message["content"] else []
+    return [
+        *content,
+        *(f"{name} {json.dumps(message[name], ensure_ascii=False, default=str)}" for name in _further(message)),
+    ]
+
+
 def further_fields(message: Message) -> str:
     """The names of the non-empty fields other than role and content."""
-    return ", ".join(name for name, value in message.items() if name not in _USUAL and value not in ("", [], {}))
+    return ", ".join(_further(message))
+
+
+def _further(message: Message) -> list[str]:
+    return [name for name, value in message.items() if name not in _USUAL and value not in ("", [], {})]

@@ -246,10 +246,14 @@ def test_the_commands_of(page: Path, walk: Walk, runs: Path) -> None:
 def test_an_example(config: Path, hub: Path, tmp_path: Path, environment: Mapping[str, str]) -> None:
     """Two steps of it, with a tiny model, whose answers may all be wrong."""
     place = tmp_path / "example"
-    shutil.copytree(config.parent, place, ignore=shutil.ignore_patterns("*.jsonl", "runs"))
+    shutil.copytree(config.parent, place, ignore=shutil.ignore_patterns("*.jsonl", "model", "runs"))
     _run("python make_problems.py", place, environment)
+    model = hub / "model"
+    if (place / "make_model.py").exists():
+        _run(f"python make_model.py {model}", place, environment)
+        model = place / "model"
     options = " ".join(f"{name} {value}" for name, value in _TRAIN.items() if name != "--data.system-prompt")
-    shell = f"policy-trainer train --config {config.name} --model {hub / 'model'} --no-loss.drop-zero-variance"
+    shell = f"policy-trainer train --config {config.name} --model {model} --no-loss.drop-zero-variance"
     _run(f"{shell} --evaluation.eval-steps 2 {options}", place, environment)
 
 

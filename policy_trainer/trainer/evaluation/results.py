@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from policy_trainer.data.messages import as_text
 from policy_trainer.data.pictures import data_url, small
 from policy_trainer.reporting.conversations import SampledTurn
 from policy_trainer.reporting.metrics import without_nan
@@ -186,7 +187,7 @@ def transcripts(
     """Returns the answers to one problem. place: its position in the held-out set."""
     return tuple(
         Transcript(
-            sample.problem.prompt or "\n".join(message["content"] for message in sample.problem.messages),
+            sample.problem.prompt or as_text(sample.problem.messages),
             sample.completion,
             sample.problem.answer,
             right[number],

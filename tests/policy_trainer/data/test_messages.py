@@ -12,6 +12,7 @@ from packaging.version import Version
 from policy_trainer.cli.demo.base_model import make_tokenizer
 from policy_trainer.config import DataConfig, PromptConfig
 from policy_trainer.config.supervised import PairsConfig
+from policy_trainer.data.messages import as_text
 from policy_trainer.data.problem import Problem, Sample
 from policy_trainer.data.prompts import PromptEncoder
 from policy_trainer.data.tasks.user_rows import row_task
@@ -177,3 +178,17 @@ def test_a_mark_in_front_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_text('{"prompt": "2*3?", "answer": "6"}\n', encoding="utf-8-sig")
     assert read(path).prompt == "2*3?"
+
+
+def test_a_reader_sees_every_part_of_a_conversation() -> None:
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "times", "arguments": {"a": "ä"}}}],
+    }
+    assert as_text([USER]) == "2*3?"
+    assert as_text([USER, call, RESULT]).splitlines() == [
+        'user: 2*3? name "ann"',
+        'assistant: tool_calls [{"function": {"name": "times", "arguments": {"a": "ä"}}}]',
+        'tool: 6 tool_call_id "call00001" name "times"',
+    ]
