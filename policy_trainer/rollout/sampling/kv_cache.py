@@ -301,7 +301,7 @@ def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vi
     ids, mask, places = ids.to(device), mask.to(device), places.to(device)
     pictures = vision.inputs([prompt.images for prompt in prompts], ids) if vision else {}
     options = {"use_cache": True, "logits_to_keep": 1, **pictures}
-    with _contiguous_for_head(model):
+    with contiguous_for_head(model):
         output = model(input_ids=ids, attention_mask=mask, position_ids=places, **options)
     name = next((name for name in CACHE_NAMES if getattr(output, name, None) is not None), None)
     if name is None:
@@ -311,7 +311,7 @@ def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vi
 
 
 @contextmanager
-def _contiguous_for_head(model: PreTrainedModel) -> Generator[None]:
+def contiguous_for_head(model: PreTrainedModel) -> Generator[None]:
     """The LM head gets the last hidden states in one piece. As a view of all of them, PyTorch copies the weight of a
     frozen head in bfloat16 once for each row: 3.6 GB for 64 prompts of SmolLM2-135M, and seconds."""
     head = model.get_output_embeddings()

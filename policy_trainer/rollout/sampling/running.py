@@ -1,7 +1,7 @@
 """A running batch with transformers: rows that are sampled together, and join and leave at any time.
 
-A row that joins is prefilled with what it has so far, and then decoded with the others. The longest row determines how
-many columns attention reads in a step.
+A row that joins is prefilled with what it has so far, except for what all prompts begin with, and then decoded with the
+others. The longest row determines how many columns attention reads in a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,6 +26,7 @@ from policy_trainer.rollout.sampling.decoders import (
 )
 from policy_trainer.rollout.sampling.drawing import has_stop_text, sample_tokens, tail_length
 from policy_trainer.rollout.sampling.kv_cache import PrefilledPrompts, prefill, together
+from policy_trainer.rollout.sampling.prefix_cache import PrefixCache
 from policy_trainer.rollout.sampling.sampler import SamplingParams
 from shared.logprobs.attention import attention_of, set_attention
 from shared.logprobs.vision import vision_of
@@ -110,6 +111,7 @@ class HFRunningBatch:
         self._vision = vision_of(model)
         self._attention = self._used = attention_of(model)
         self._decoding = decoding
+        self._prefix = PrefixCache(model) if decoding.joins and self._vision is None else None
         self._endings = Endings(tokenizer, frozenset(eos.tolist()), params.stop, params.stop_token_ids)
         forbidden = torch.tensor(self._vision.placeholders if self._vision else (), dtype=torch.long)
         self._forbidden = forbidden.to(model.device)
@@ -166,7 +168,7 @@ class HFRunningBatch:
             widths = accumulate((len(each.prompt) for each in self._new), max)
             count = sum(number * width <= _PREFILL_TOKENS for number, width in enumerate(widths, 1)) or 1
             joining, self._new = self._new[:count], self._new[count:]
-            parts.append((prefill(self._model, [each.prompt for each in joining], self._vision), joining))
+            parts.append((self._prefilled([each.prompt for each in joining]), joining))
         if self._decoding.joins:
             parts = [(together([part for part, _ in parts]), [each for _, joining in parts for each in joining])]
         for prompts, joining in parts:
@@ -178,6 +180,9 @@ class HFRunningBatch:
             else:
                 decoder = make_decoder(self._model, prompts, groups, self._decoding)
                 self._batches.append(_Rows(decoder, prompts.logits[groups], rows))
+
+    def _prefilled(self, prompts: Sequence[EncodedPrompt]) -> PrefilledPrompts:
+        return self._prefix.prefill(prompts) if self._prefix else prefill(self._model, prompts, self._vision)
 
     def _completed(self, row: _Row) -> tuple[int, Completion]:
         ids, logps = np.array(row.ids, np.int64), np.array(row.logps, np.float32)

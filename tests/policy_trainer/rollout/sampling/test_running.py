@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from policy_trainer.data.completion import Completion, group_tokens
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.rollout.sampling import decoders, running
+from policy_trainer.rollout.sampling import decoders, prefix_cache, running
 from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import RunningBatch, SamplingParams, sample
 from shared.logprobs import PlainForward
@@ -237,8 +237,8 @@ def test_a_prefill_has_a_limit(
         widths.append((len(prompts), max(map(len, prompts))))
         return prefill(model, prompts, vision)
 
-    prefill = running.prefill
-    monkeypatch.setattr(running, "prefill", counted)
+    prefill = prefix_cache.prefill
+    monkeypatch.setattr(prefix_cache, "prefill", counted)
     monkeypatch.setattr(running, "_PREFILL_TOKENS", 8)
     with HFSampler(model, tokenizer).running_batch(GREEDY, 0) as batch:
         for row, prompt in enumerate(texts(PROMPTS)):
