@@ -1,4 +1,4 @@
-"""Writes a thousand problems to problems.jsonl, each after the same solved one, in which something is left out."""
+"""Writes a thousand problems to problems.jsonl, each after the same solved one."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from typing import Any
 PLACES = {"box": "boxes", "shelf": "shelves", "bag": "bags", "room": "rooms", "truck": "trucks", "drawer": "drawers"}
 THINGS = ["pens", "books", "coins", "stamps", "shells", "marbles", "lamps", "cards"]
 
-# Shows how the tool is called, in a simpler problem.
+# Shows how the tool is called.
 CALL = {"name": "calculator", "arguments": {"expression": "24 * 31"}}
 SOLVED = [
     {"role": "user", "content": "A tray has 24 cups. How many cups are on 31 trays?"},

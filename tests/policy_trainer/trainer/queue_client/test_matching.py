@@ -158,6 +158,21 @@ def test_another_model_is_refused_with_both_figures_and_what_to_do(
     assert len(message.splitlines()) <= 5
 
 
+def test_a_server_in_another_precision_is_to_have_the_policys(make_tiny: Make, make_scored: Make) -> None:
+    with pytest.raises(RunFailed, match="ref-server serve --model ours --dtype bfloat16`"):
+        check(make_tiny(dtype=torch.bfloat16), make_tiny(seed=1), make_scored)
+
+
+def test_rounding_of_pretrained_weights_is_no_other_model() -> None:
+    """5e-3 nats were measured between bfloat16 and float32, on odd text; another seed or size is 0.1 apart and more."""
+    config = TrainConfig(model="ours", loss=LossConfig(beta=0.1))
+    reference = ModelInfo.model_construct(name="theirs", dtype="float32", teacher=None)
+    assert "begins as the reference" in str(check_first_kl(config, reference, "bfloat16", 0.02, 0.0))
+    for dtype, kl in (("bfloat16", 0.06), ("float32", 0.02)):
+        with pytest.raises(RunFailed):
+            check_first_kl(config, reference, dtype, kl, 0.0)
+
+
 def test_so_is_one_that_was_trained_a_little(make_tiny: Make, make_scored: Make) -> None:
     policy = make_tiny()
     with torch.no_grad():
