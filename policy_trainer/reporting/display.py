@@ -73,11 +73,14 @@ class Display:
         """Shows how many held-out problems are answered."""
         if self._evaluation is None:  # the first may take long, and shows how long the others will
             self.note(f"evaluating {progress.total} held-out problems")
+        if line := self._evaluation_of(progress).line(progress):
+            self.note(line)
+
+    def _evaluation_of(self, progress: EvaluationProgress) -> EvaluationLines:
         if self._evaluation is None or progress.done < self._answered:  # a new one
             self._evaluation = EvaluationLines()
         self._answered = progress.done
-        if line := self._evaluation.line(progress):
-            self.note(line)
+        return self._evaluation
 
     def _seconds_left(self, step: int) -> float | None:
         """Estimated from the time that the latest steps took."""
@@ -111,8 +114,8 @@ class LiveDisplay(Display):
         self._wait = _waited(reason, seconds) if seconds >= _QUIET_SECONDS else ""
 
     def evaluating(self, progress: EvaluationProgress) -> None:
-        done, total = progress.done, progress.total
-        self._wait = f"evaluating: {done} of {total} held-out problems" if done < total else ""
+        text = self._evaluation_of(progress).text(progress)
+        self._wait = f"evaluating: {text}" if progress.done < progress.total else ""
 
     def stop(self) -> None:
         self._live.stop()

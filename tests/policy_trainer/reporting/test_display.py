@@ -150,6 +150,19 @@ def test_lines_show_the_first_evaluation_at_once_and_long_ones_later(monkeypatch
     ]
 
 
+def test_the_panel_shows_how_far_an_evaluation_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("policy_trainer.reporting.evaluating.time.monotonic", lambda: now)
+    output = io.StringIO()
+    display = make_display(Console(file=output, force_terminal=True, width=120), steps=50, first_step=0)
+    display.start()
+    for seconds, done, judged in ((0, 0, 0), (10, 16, 16), (10, 17, 16)):
+        now += seconds
+        display.evaluating(EvaluationProgress(done, judged, 64, 10 * judged))
+    display.stop()
+    assert "evaluating: 17 of 64 held-out problems, 16 tokens/s, about 20 s left" in output.getvalue()
+
+
 ESCAPE = "\x1b]0;owned\x07\x9b2J\u202e"
 
 
