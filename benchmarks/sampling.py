@@ -158,6 +158,12 @@ def random_prompts(count: int, length: int) -> list[list[int]]:
     return np.random.default_rng(0).integers(2, measure.VOCABULARY, (count, length)).tolist()
 
 
+def alike_prompts(count: int, length: int, shared: int) -> list[list[int]]:
+    """Prompts whose first `shared` tokens are the same, as with a system prompt and tools."""
+    prompts = random_prompts(count, length)
+    return [prompts[0][:shared] + prompt[shared:] for prompt in prompts]
+
+
 def demo_shape(prompts: int, repetitions: int) -> Shape:
     name = f"demo, {prompts} x 8"
     return Shape(name, demo_model, partial(demo_prompts, prompts), 8, max_completion_length=40, repetitions=repetitions)
@@ -168,6 +174,7 @@ SHAPES = (
     demo_shape(8, 30),
     demo_shape(16, 30),
     Shape("25M, P 400, 1 x 8", measure.model_25m, partial(random_prompts, 1, 400), 8, 128, repetitions=3),
+    Shape("25M, P 400, 360 alike, 8 x 4", measure.model_25m, partial(alike_prompts, 8, 400, 360), 4, 32, repetitions=3),
 )
 
 
