@@ -119,6 +119,20 @@ def _surroundings(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[i
     return whole[:start], whole[start + len(inner) :] if inner else []
 
 
+def end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The added token that the chat template writes behind an answer, if there is one."""
+    if tokenizer.chat_template is None:
+        return None
+    for content in (_CONTENT, [{"type": "text", "text": _CONTENT}]):  # some templates take only one of them
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
+        with suppress(TemplateRefusal):  # whoever renders prompts says what it does not accept
+            before, _, after = render(tokenizer, messages).rpartition(_CONTENT)
+            if before:
+                ids = encode(tokenizer, after, front=False)
+                return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+    return None
+
+
 def _too_slow(what: str) -> UserError:
     return UserError(
         f"the model's {what} more than {_SECONDS:g} s for one conversation", "fix it, or use another model"

@@ -17,6 +17,7 @@ from subprocess import Popen
 
 import httpx
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policy_trainer.cli.demo.base_model import cached_base_model
 from tests.docs.pages import PAGES, PLACEHOLDER, ROOT, Block, Command, blocks, commands
@@ -250,7 +251,7 @@ def test_an_example(config: Path, hub: Path, tmp_path: Path, environment: Mappin
     _run("python make_problems.py", place, environment)
     model = hub / "model"
     if (place / "make_model.py").exists():
-        _run(f"python make_model.py {model}", place, environment)
+        _run(f"python make_model.py {_chatting(model, tmp_path / 'chatting')}", place, environment)
         model = place / "model"
     options = " ".join(f"{name} {value}" for name, value in _TRAIN.items() if name != "--data.system-prompt")
     shell = f"policy-trainer train --config {config.name} --model {model} --no-loss.drop-zero-variance"
@@ -259,6 +260,17 @@ def test_an_example(config: Path, hub: Path, tmp_path: Path, environment: Mappin
 
 def _base_model() -> Path:
     return cached_base_model(ROOT / "runs" / "base_models", 0, lambda done, total: None)
+
+
+def _chatting(model: Path, place: Path) -> Path:
+    """The model with the tokens of SmolLM2's turns, of which one ends its answers."""
+    tokenizer, wider = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"], "eos_token": "<|im_end|>"})
+    wider.resize_token_embeddings(len(tokenizer))
+    wider.generation_config.eos_token_id = tokenizer.eos_token_id
+    wider.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
 
 
 def _write_problems(place: Path) -> None:

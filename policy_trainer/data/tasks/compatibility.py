@@ -11,6 +11,7 @@ from policy_trainer.config import CommonConfig
 from policy_trainer.data.pictures import PLACEHOLDER
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, UnusablePrompt, prompt_encoder
+from policy_trainer.data.rendering import end_of_answer
 from policy_trainer.rewards.answers import TAGS
 from policy_trainer.rewards.registry import tagged_rewards
 from shared.errors import UserError
@@ -53,7 +54,12 @@ def check_compatibility(
     encoder = prompt_encoder(config, tokenizer, model, max_image_bytes=max_image_bytes)
     _check_first(encoder, _first(task, held_out=held_out))
     first = [*islice(_first(task, held_out=held_out), 1)]
-    return [*_answered(encoder, first), *_dropped_tags(config, task, tokenizer, first)]
+    ends = {*eos_token_ids(model, tokenizer), *config.sampling.stop_token_ids}
+    return [
+        *_answered(encoder, first),
+        *_unending(encoder, tokenizer, first, ends),
+        *_dropped_tags(config, task, tokenizer, first),
+    ]
 
 
 def _first(task: Task, *, held_out: bool) -> Iterator[Problem]:
@@ -91,6 +97,21 @@ def _answered(encoder: PromptEncoder, problems: list[Problem]) -> Iterator[Compa
                 "another answer, as in TRL",
                 f"leave it out; {spell_setting('data.assistant_prefill')} is for how all answers begin",
             )
+
+
+def _unending(
+    encoder: PromptEncoder, tokenizer: PreTrainedTokenizerBase, problems: list[Problem], ends: set[int]
+) -> Iterator[CompatibilityWarning]:
+    """Of a chat template whose answers end with none of these ids, as when a base model is given one."""
+    last = end_of_answer(tokenizer)
+    if last is not None and last not in ends and any(encoder.in_chat(problem) for problem in problems):
+        names = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in sorted(ends))
+        yield CompatibilityWarning(
+            f"model: the chat template ends an answer with {tokenizer.convert_ids_to_tokens(last)} ({last}), but "
+            f"sampling stops only at {names}",
+            f"set eos_token_id in the model's generation_config.json to {sorted([*ends, last])}, or give "
+            f"{spell_setting('sampling.stop_token_ids', last)}",
+        )
 
 
 def _dropped_tags(

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig
 from policy_trainer.data.problem import Tools
-from policy_trainer.data.rendering import TemplateRefusal, render
+from policy_trainer.data.rendering import TemplateRefusal, end_of_answer, render
 from policy_trainer.data.untrusted_text import UntrustedText
 from policy_trainer.rollout.environments.response_reader import ResponseReader
 from shared.errors import UserError
@@ -248,10 +248,22 @@ class Dialogue:
         between = self.between(next(iter(self._eos), -1), [{"role": "tool", "name": "f", "content": answer}])
         text = "" if between is None else decode(self._tokenizer, between)
         if answer not in text:
+            self._check_end()
             raise UserError(
                 "tools: the model's chat template does not take the answers of tools: what follows an assistant's "
                 "turn cannot be appended to it",
                 "use a model whose template has the role `tool`",
+            )
+
+    def _check_end(self) -> None:
+        """Raises UserError if turns end in the chat template, but with no token at which sampling stops."""
+        last = end_of_answer(self._tokenizer)
+        if last is not None and last not in self._eos:
+            raise UserError(
+                "tools: the model's chat template ends an assistant's turn with "
+                f"{self._tokenizer.convert_ids_to_tokens(last)} ({last}), but the model ends it only with "
+                f"{' or '.join(self._ends)}",
+                f"set eos_token_id in the model's generation_config.json to {sorted([*self._eos, last])}",
             )
 
 

@@ -12,13 +12,12 @@ from pathlib import Path
 import psutil
 import torch
 from packaging.requirements import Requirement
-from transformers import PreTrainedTokenizerBase
 
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, UnusablePrompt, prompt_limit
-from policy_trainer.data.rendering import TemplateRefusal, encode, render
+from policy_trainer.data.rendering import end_of_answer
 from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.rollout.sampling.engines import check_engine
@@ -147,7 +146,6 @@ def _free(place: str) -> int | None:
 
 # Characters of a prompt that are shown.
 _SHOWN = 160
-_MARK = "tandem"
 
 
 def vocabulary(subject: Subject) -> Iterator[Finding]:
@@ -188,33 +186,13 @@ def weights(subject: Subject) -> Iterator[Finding]:
 
 
 def ends(subject: Subject) -> Iterator[Finding]:
-    """Whether what ends a completion is what the chat template ends an answer with."""
+    """What ends a completion; the prompts' check warns of a chat template that ends answers with something else."""
     tokenizer = subject.tokenizer
     ids = eos_token_ids(subject.outline, tokenizer)
     names = ", ".join(f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in ids)
-    last = _end_of_answer(tokenizer)
     chats = PromptEncoder(tokenizer, subject.config.data).in_chat(subject.drawn[0])
-    if chats and last is not None and last not in ids:
-        token = tokenizer.convert_ids_to_tokens(last)
-        yield warning(
-            f"the chat template ends an answer with {token} ({last}), but sampling stops only at {names}",
-            f"set eos_token_id in the model's generation_config.json to {sorted([*ids, last])}",
-        )
-    else:
-        yield ok(f"sampling stops at {names}" + (", as the chat template does" if chats and last in ids else ""))
-
-
-def _end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that the chat template writes behind an answer; None if it writes none."""
-    if tokenizer.chat_template is None:
-        return None
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-    try:
-        text = render(tokenizer, messages)
-    except TemplateRefusal:  # the prompts' check says what it does not accept
-        return None
-    ids = encode(tokenizer, text.rpartition(_MARK)[2], front=False)
-    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+    alike = chats and end_of_answer(tokenizer) in ids
+    yield ok(f"sampling stops at {names}" + (", as the chat template does" if alike else ""))
 
 
 def prompts(subject: Subject) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from policy_trainer.config import PromptConfig
 from policy_trainer.data import rendering
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder, UnusablePrompt
-from policy_trainer.data.rendering import TemplateRefusal, encode, render
+from policy_trainer.data.rendering import TemplateRefusal, encode, end_of_answer, render
 from shared.errors import UserError
 
 # Llama 2's and Vicuna's templates, and an early one of Mistral: none opens an answer with a special token.
@@ -205,3 +205,24 @@ class TestTemplateThatNeverEnds:
         )
         ended = run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert ended.returncode == 1 and "Timeout" in ended.stderr and "render" in ended.stderr
+
+
+ROLES = "{% for m in messages %}<|{{ m.role }}|>"
+BLOCKS = ROLES + "{% for block in m.content %}{{ block.text }}{% endfor %}<|end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (ROLES + "{{ m.content }}<|end|>{% endfor %}", "<|end|>"),
+        (ROLES + "{{ m.content }}\n{% endfor %}", None),
+        (BLOCKS, "<|end|>"),  # as templates for pictures, which write nothing of a text
+        (ROLES + "<|end|>{% endfor %}", None),
+        ("{{ raise_exception('no') }}", None),
+        (None, None),
+    ],
+)
+def test_what_a_template_ends_an_answer_with(template: str | None, end: str | None) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    assert end_of_answer(tokenizer) == (end and tokenizer.convert_tokens_to_ids(end))

@@ -12,6 +12,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from policy_trainer.config import EvalConfig, TurnsConfig
 from policy_trainer.data import rendering
+from policy_trainer.data.rendering import end_of_answer
 from policy_trainer.rollout.environments.dialogue import UNREADABLE, Call, Dialogue
 from policy_trainer.rollout.environments.response_reader import ResponseReader
 from shared.errors import UserError
@@ -329,6 +330,23 @@ class TestRefusals:
         )
         with pytest.raises(UserError, match="does not take the answers of tools"):
             dialogue("qwen3", tokenizer)
+
+    def test_a_template_whose_turns_end_with_another_token(self) -> None:
+        """As when a base model gets a chat template, and keeps its own end token."""
+        tokenizer = make_tokenizer("qwen3")
+        config = EvalConfig(model="m")
+        with pytest.raises(
+            UserError, match=r"turn with <\|im_end\|> \(\d+\), but the model ends it only with <\|endoftext\|>"
+        ) as raised:
+            Dialogue(config, tokenizer, [int(tokenizer.convert_tokens_to_ids("<|endoftext|>"))], response_reader())
+        assert str(raised.value).endswith("set eos_token_id in the model's generation_config.json to [256, 257]")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_template_ends_an_answer_with(name: str) -> None:
+    """GLM's turn ends where the next one begins."""
+    tokenizer = make_tokenizer(name)
+    assert end_of_answer(tokenizer) in (ends(name, tokenizer) if name != "glm4moe" else [None])
 
 
 def test_templates_are_there() -> None:

@@ -167,10 +167,16 @@ def test_an_eos_token_beyond_the_vocabulary(save: Any) -> None:
 
 
 def test_a_chat_template_that_ends_answers_otherwise(save: Any) -> None:
-    [finding] = looked(ends, save(eos=0))
+    directory = save(eos=0)
+    [end] = looked(ends, directory)
+    assert end.seen == "sampling stops at <|pad|> (0)"
+    finding, *_ = looked(prompts, directory)
     assert finding.verdict is Verdict.WARNING
     assert "ends an answer with <|end|> (1), but sampling stops only at <|pad|> (0)" in finding.seen
-    assert finding.remedy.endswith("generation_config.json to [0, 1]")
+    assert finding.remedy.endswith("generation_config.json to [0, 1], or give --sampling.stop-token-ids 1")
+    plain, short = {"data": {"prompt_style": "plain"}}, {"max_completion_length": 32}
+    for settings in ({"sampling": {**short, "stop_token_ids": [1]}}, {"sampling": short, **plain}):
+        assert not any("ends an answer" in finding.seen for finding in looked(prompts, directory, **settings))
 
 
 def test_no_chat_template(save: Any) -> None:
