@@ -338,7 +338,7 @@ class TestRefusals:
         with pytest.raises(
             UserError, match=r"turn with <\|im_end\|> \(\d+\), but the model ends it only with <\|endoftext\|>"
         ) as raised:
-            Dialogue(config, tokenizer, [int(tokenizer.convert_tokens_to_ids("<|endoftext|>"))], response_reader())
+            Dialogue(config, tokenizer, tokenizer.encode("<|endoftext|>"), response_reader())
         assert str(raised.value).endswith("set eos_token_id in the model's generation_config.json to [256, 257]")
 
 
