@@ -38,8 +38,9 @@ export function plot(place, metric, signal) {
   add(place, figure);
 
   const labelled = lines.map((line, i) => [line, i + 1]).filter(([line]) => !line.faint);
+  const newest = (columns) => Math.max(-1, ...labelled.map(([, i]) => columns[i].findLastIndex(isThere)));
   const showValues = (chart) => {
-    const at = chart.cursor.idx ?? chart.data[0].length - 1;
+    const at = chart.cursor.idx ?? newest(chart.data);
     const hovered = typeof chart.cursor.idx === "number";
     const parts = labelled.map(([line, i]) =>
       el("span", { class: `line-${line.line}` }, line.label ? `${line.label} ` : "", el("b", {}, number(valueAt(chart.data[i], at, hovered)))));
@@ -127,9 +128,12 @@ function across({ data: [xs] }, low, high, pad) {
   return xs.length === 1 ? [xs[0] - pad, xs[0] + pad] : [low, high];
 }
 
+function isThere(value) {
+  return value !== null && value !== undefined;
+}
+
 /** The value at an index, or the last before it: evaluations are rarer than steps. A curve that has ended has none there. */
 function valueAt(column, at, hovered) {
-  const isThere = (value) => value !== null && value !== undefined;
   if (hovered && !column.slice(at).some(isThere)) return null;
   return column.slice(0, at + 1).findLast(isThere) ?? null;
 }

@@ -263,6 +263,16 @@ def test_a_zoom_is_in_the_address_and_outlasts_new_steps(tab: Tab, server: httpx
     page.wait_for_url(re.compile("#/run/zoomed$"))
 
 
+def test_a_last_value_is_named_by_its_own_step(tab: Tab, server: httpx.Client) -> None:
+    """Steps that train nothing have no KL."""
+    steps = [{"kind": "step", "step": step, "reward": 0.5} | ({"kl": 0.25} if step < 4 else {}) for step in range(1, 7)]
+    sent = {"lineage": "l", "after": 0, "records": steps}
+    server.post("/v1/runs/idle/metrics", json=sent).raise_for_status()
+    tab.at("#/run/idle")
+    expect(plot(tab, "Reward;").locator(".values")).to_have_text("step 60.5")
+    expect(plot(tab, "KL to the reference").locator(".values")).to_have_text("step 30.25")
+
+
 def settings(**changed: object) -> dict[str, object]:
     return {"kind": "settings", "step": 0, "changed": changed, "unchanged": {"max_steps": 500}}
 
