@@ -125,7 +125,7 @@ def end_of_answer(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     for content in (_CONTENT, [{"type": "text", "text": _CONTENT}]):  # some templates take only one of them
         messages = [{"role": "user", "content": content}, {"role": "assistant", "content": content}]
-        with suppress(TemplateRefusal):  # whoever renders prompts says what it does not accept
+        with suppress(TemplateRefusal):  # rendering the prompts says what it does not accept
             before, _, after = render(tokenizer, messages).rpartition(_CONTENT)
             if before:
                 ids = encode(tokenizer, after, front=False)
