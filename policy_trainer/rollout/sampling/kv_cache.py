@@ -300,9 +300,7 @@ def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vi
         places[..., row, width - len(prompt) :] = positions[row]
     ids, mask, places = ids.to(device), mask.to(device), places.to(device)
     pictures = vision.inputs([prompt.images for prompt in prompts], ids) if vision else {}
-    options = {"use_cache": True, "logits_to_keep": 1, **pictures}
-    with contiguous_for_head(model):
-        output = model(input_ids=ids, attention_mask=mask, position_ids=places, **options)
+    output = forward_with_cache(model, ids, mask, places, **pictures)
     name = next((name for name in CACHE_NAMES if getattr(output, name, None) is not None), None)
     if name is None:
         raise UserError(f"model: {type(model).__name__} keeps no key-value cache to sample with")
@@ -310,8 +308,16 @@ def prefill(model: PreTrainedModel, prompts: Sequence[EncodedPrompt], vision: Vi
     return PrefilledPrompts(output.logits[:, -1], getattr(output, name), mask, largest, name)
 
 
+def forward_with_cache(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor, **more: Any) -> Any:
+    """The model's output with its cache, and with the logits of the last column only."""
+    with _contiguous_for_head(model):
+        return model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **more
+        )
+
+
 @contextmanager
-def contiguous_for_head(model: PreTrainedModel) -> Generator[None]:
+def _contiguous_for_head(model: PreTrainedModel) -> Generator[None]:
     """The LM head gets the last hidden states in one piece. As a view of all of them, PyTorch copies the weight of a
     frozen head in bfloat16 once for each row: 3.6 GB for 64 prompts of SmolLM2-135M, and seconds."""
     head = model.get_output_embeddings()

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.rollout.sampling.kv_cache import PrefilledPrompts, contiguous_for_head, prefill
+from policy_trainer.rollout.sampling.kv_cache import PrefilledPrompts, forward_with_cache, prefill
 
 # Shorter prefixes are not worth a forward of their own.
 _SHORTEST = 32
@@ -65,15 +65,9 @@ class PrefixCache:
         mask = ~((columns >= shared) & (columns < shared + gaps[:, None]))
         places = (columns[shared:] - gaps[:, None]).clamp(min=0)
         cache.batch_select_indices(torch.zeros(len(prompts), dtype=torch.long, device=device))
-        with contiguous_for_head(self._model):
-            output = self._model(
-                input_ids=ids.to(device),
-                attention_mask=mask.long().to(device),
-                position_ids=places.to(device),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
+        output = forward_with_cache(
+            self._model, ids.to(device), mask.long().to(device), places.to(device), past_key_values=cache
+        )
         if gaps.any():
             source = torch.where(columns < shared + gaps[:, None], (columns - gaps[:, None]).clamp(min=0), columns)
             for layer in cache.layers:
