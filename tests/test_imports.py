@@ -4,6 +4,9 @@ A library that only one room may know is imported there and nowhere else.
 """
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +126,15 @@ def test_imports_point_down() -> None:
 )
 def test_breaches_are_found(path: str, source: str, allowed: bool) -> None:
     assert (breaches(path, source) == []) is allowed
+
+
+@pytest.mark.parametrize("package", ["policy_trainer", "ref_server"])
+@pytest.mark.parametrize("file", ["shared.py", "shared/__init__.py"])
+def test_a_file_of_a_user_in_place_of_ours_is_named(tmp_path: Path, package: str, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    command = [sys.executable, "-c", f"import {package}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    last = f"ImportError: Tandem's package `shared` is hidden by {tmp_path / file}: give that another name"
+    assert done.stderr.splitlines()[-1] == last

@@ -37,6 +37,8 @@ def import_named(name: str, setting: str) -> Any:
         if module.endswith(".py"):
             dotted = module.removesuffix(".py").strip("./").replace("/", ".")
             remedy = f"name the module, not its file: {dotted}:{attribute}"
+        elif isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "shared":
+            remedy = "Tandem has a package `shared`, which was imported before yours: give yours another name"
         raise UserError("\n".join([reason, *user_lines(error)]), remedy) from error
 
 

@@ -113,7 +113,8 @@ def _run(
     module: str, arguments: Sequence[str], log: int, environment: Mapping[str, str], inherited: Sequence[int]
 ) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        # -P: what lies in the working directory does not come before libraries of its name, as in the parent.
+        [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -55,7 +55,7 @@ class ForkServer:
         control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), " " * _ROOM],
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), " " * _ROOM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -174,7 +174,7 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _become_child(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    """Gives this process what `python -m` would start with: descriptors, environment, directory, random seeds."""
+    """Gives this process what `python -P -m` would start with: descriptors, environment, directory, random seeds."""
     places = [1, 2, *request["inherited"]]
     above = max(*places, *descriptors) + 1
     log, *others = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in descriptors]
@@ -187,8 +187,8 @@ def _become_child(request: Mapping[str, Any], descriptors: Sequence[int]) -> Non
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    paths = os.environ.get(_PATH, "").split(os.pathsep)
-    sys.path[:] = dict.fromkeys([os.getcwd(), *filter(None, paths), *sys.path[1:]])
+    if paths := os.environ.get(_PATH):
+        sys.path[:] = dict.fromkeys([*(path or os.getcwd() for path in paths.split(os.pathsep)), *sys.path])
     # Otherwise all children would draw the same numbers. Python seeds its own at the fork.
     import_module("numpy").random.seed()
     import_module("torch").seed()
@@ -198,7 +198,7 @@ def _become_child(request: Mapping[str, Any], descriptors: Sequence[int]) -> Non
 def _show(command: Sequence[str]) -> None:
     """Writes the command over this process's arguments, so that `ps` shows what runs here."""
     start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:47])
-    shown = b"\0".join(os.fsencode(part) for part in [sys.executable, "-m", *command])
+    shown = b"\0".join(os.fsencode(part) for part in [sys.executable, "-P", "-m", *command])
     room = end - start
     ctypes.memmove(start, shown[: room - 1].ljust(room, b"\0"), room)
 

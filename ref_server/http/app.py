@@ -13,7 +13,7 @@ from ref_server.http.errors import add_error_handlers
 from ref_server.http.guard import Guard, RouteTable
 from ref_server.http.load_shedder import LoadShedder, ShedUploads
 from ref_server.http.requests import Requests
-from ref_server.http.routes import batches, documents, events, leases, monitoring, runs, scoring, weights
+from ref_server.http.routes import batches, completions, documents, events, leases, monitoring, runs, scoring, weights
 from ref_server.http.routes.events import Watchers
 from ref_server.http.shared_call import QueueStats
 from ref_server.metrics import Traffic
@@ -45,6 +45,7 @@ def create_app(service: Service) -> FastAPI:
     batches.add(app, service, stats, threads, shedder)
     leases.add(app, service)
     scoring.add(app, service, threads)
+    completions.add(app, service, threads)
     runs.add(app, service)
     watchers = Watchers(service, stats)
     service.at_draining(watchers.end)

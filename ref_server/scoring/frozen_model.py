@@ -110,8 +110,8 @@ class FrozenModel:
         if self._vision is not None:
             self._vision.check(group)
 
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return decode(self._tokenizer, ids, skip_special_tokens=skip_special_tokens)

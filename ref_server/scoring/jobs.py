@@ -64,6 +64,7 @@ class ClaimedBatch:
     give_up: Callable[[Claim, Exception], None]
     groups: Sequence[TokenGroup]
     temperatures: Sequence[float]
+    likeliest = False
 
     def scored(self, scores: Scores) -> Callable[[], None]:
         """Returns a function that delivers the scores. Raises BatchError when they are not finite."""
@@ -75,20 +76,21 @@ class ClaimedBatch:
 
 @dataclass(frozen=True, eq=False)
 class DirectRequest:
-    """A group whose log-probs a caller waits for."""
+    """Groups whose log-probs a caller waits for. likeliest: whether it also wants the likeliest tokens."""
 
-    group: TokenGroup
+    groups: Sequence[TokenGroup]
     temperature: float
+    likeliest: bool
     totals: DeviceTotals
     answer: "Future[Scores]" = field(default_factory=Future)
 
     @property
-    def groups(self) -> Sequence[TokenGroup]:
-        return (self.group,)
+    def tokens(self) -> int:
+        return sum(group.tokens for group in self.groups)
 
     @property
     def temperatures(self) -> Sequence[float]:
-        return (self.temperature,)
+        return [self.temperature] * len(self.groups)
 
     def scored(self, scores: Scores) -> Callable[[], None]:
         if not all(np.isfinite(logps).all() for logps in (*scores.logps, *(scores.teacher_logps or ()))):
@@ -99,7 +101,7 @@ class DirectRequest:
         self.answer.set_exception(error)  # the caller raises it
 
     def _deliver(self, scores: Scores) -> None:
-        self.totals.direct_tokens.inc(self.group.tokens)
+        self.totals.direct_tokens.inc(self.tokens)
         self.answer.set_result(scores)
 
 
@@ -161,11 +163,11 @@ class DirectRequests:
         """The oldest requests: as many as fit max_tokens (P + C each), at least one, none behind a replacement."""
         self._taken = []
         while self._waiting and isinstance(first := self._waiting[0], DirectRequest):
-            if self._taken and first.group.tokens > max_tokens:
+            if self._taken and first.tokens > max_tokens:
                 break
             self._waiting.popleft()
             if first.answer.set_running_or_notify_cancel():
-                max_tokens -= first.group.tokens
+                max_tokens -= first.tokens
                 self._taken.append(first)
         return self._taken
 

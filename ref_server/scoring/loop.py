@@ -111,8 +111,8 @@ class ScoringLoop:
     def ring(self) -> None:
         self._wake.set()
 
-    def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
-        request = DirectRequest(group, temperature, self._totals)
+    def submit(self, groups: Sequence[TokenGroup], temperature: float, *, likeliest: bool = False) -> "Future[Scores]":
+        request = DirectRequest(groups, temperature, likeliest, self._totals)
         self._requests.add(request, most=_MOST_DIRECT)
         self._wake.set()
         return request.answer
@@ -209,7 +209,7 @@ class ScoringLoop:
         temperatures = [temperature for job in jobs for temperature in job.temperatures]
         started = time.monotonic()
         try:
-            scores = self._replica.score(groups, temperatures)
+            scores = self._replica.score(groups, temperatures, likeliest=any(job.likeliest for job in jobs))
         finally:
             seconds = time.monotonic() - started
             self._totals.working_seconds.inc(seconds)

@@ -79,11 +79,14 @@ class ScoringLoops:
         for loop in self._loops:
             loop.ring()
 
-    def submit(self, group: TokenGroup, temperature: float) -> "Future[Scores]":
-        """A future of one group's scores, by the loop with the least to do. Raises Busy, NoModel, NotReady."""
+    def submit(self, groups: Sequence[TokenGroup], temperature: float, *, likeliest: bool = False) -> "Future[Scores]":
+        """A future of the groups' scores, by the loop with the least to do. likeliest: with the likeliest tokens.
+
+        Raises Busy, NoModel, NotReady.
+        """
         if not self._loops:
             raise NoModel
-        return min(self._loops, key=lambda loop: loop.load).submit(group, temperature)
+        return min(self._loops, key=lambda loop: loop.load).submit(groups, temperature, likeliest=likeliest)
 
     def replace(self, replicas: Sequence[Replica]) -> None:
         """Scores with other replicas from now on, one for each loop. Returns once the old ones are no longer used.

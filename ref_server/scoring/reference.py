@@ -53,23 +53,36 @@ class ReferenceRefused(Exception):
 
 
 @dataclass(frozen=True)
+class Likeliest:
+    """The likeliest token in place of each completion token of a group, int64 (C,), and its log-prob, float32 (C,)."""
+
+    tokens: np.ndarray
+    logps: np.ndarray
+
+
+@dataclass(frozen=True)
 class Scores:
     """float32 (C,) log-probs of each group, and the version of the weights that computed them all.
 
     splits: how often a forward was halved because memory ran out. teacher_logps: the same groups' by the teacher; None
-    without one.
+    without one. likeliest: the same groups'; None where nobody wanted them.
     """
 
     logps: list[np.ndarray]
     reference_version: int
     splits: int = 0
     teacher_logps: list[np.ndarray] | None = None
+    likeliest: list[Likeliest] | None = None
 
     def shares(self, sizes: Iterable[int]) -> "Iterator[Scores]":
         """Splits the scores: those of the first sizes[0] groups, of the next sizes[1], and so on."""
         for start, end in pairwise(accumulate(sizes, initial=0)):
-            teacher_logps = None if self.teacher_logps is None else self.teacher_logps[start:end]
-            yield Scores(self.logps[start:end], self.reference_version, teacher_logps=teacher_logps)
+            yield Scores(
+                self.logps[start:end],
+                self.reference_version,
+                teacher_logps=self.teacher_logps and self.teacher_logps[start:end],
+                likeliest=self.likeliest and self.likeliest[start:end],
+            )
 
 
 class Replica(Protocol):
@@ -79,7 +92,7 @@ class Replica(Protocol):
     device: str
     """Where the weights are, for people."""
 
-    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, likeliest: bool = False) -> Scores:
         """Scores groups now, in the caller's thread. Raises TooLarge, DeviceLost."""
         ...
 
@@ -98,8 +111,8 @@ class ReferenceModel(Protocol):
         """Ids, then lengths, then images. Raises BatchError, TooLarge."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, without special tokens. Raises NoModel."""
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text. add_special_tokens: with those that the tokenizer adds. Raises NoModel."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str | None:
@@ -166,7 +179,7 @@ class NoReferenceModel:
         group.check_ids(2**63, "as token ids do")
         check_size(group, self.info)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         raise NoModel
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str | None:

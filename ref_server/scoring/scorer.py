@@ -1,14 +1,14 @@
 """Computes the frozen model's log-probs; a forward that does not fit into memory is done in parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ref_server.scoring.reference import DeviceLost, Scores, TooLarge
+from ref_server.scoring.reference import DeviceLost, Likeliest, Scores, TooLarge
 from shared.batch import TokenGroup
 from shared.devices import is_out_of_memory
+from shared.logprobs import ServingForward
 
 # After one of these errors the process can never use its device again. Checked after is_out_of_memory, whose messages
 # can begin like these.
@@ -18,41 +18,47 @@ _Part = tuple[Sequence[TokenGroup], Sequence[float]]
 
 
 class Scorer:
-    """A `Replica`. forward: a `LogprobForward`, called for its log-probs. version, device: of its weights."""
+    """A `Replica`. version, device: of the forward's weights."""
 
-    def __init__(
-        self, forward: Callable[[Sequence[TokenGroup], Sequence[float]], Tensor], version: int, device: str
-    ) -> None:
+    def __init__(self, forward: ServingForward, version: int, device: str) -> None:
         self.version = version
         self.device = device
         self._forward = forward
 
-    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, likeliest: bool = False) -> Scores:
         """Scores all groups in one forward, or in several where memory does not suffice for one.
 
         A forward of several groups is halved, then one group by its completions, whose prompt is computed for each
         part again. Raises TooLarge when a single completion does not fit, DeviceLost.
         """
         waiting: list[_Part] = [(groups, temperatures)]
-        pieces: list[np.ndarray] = []
+        pieces: list[tuple[np.ndarray, ...]] = []
         splits = 0
         while waiting:
             part = waiting.pop()
-            logps = self._try(*part)
-            if logps is not None:
-                pieces.append(logps)
+            piece = self._try(*part, likeliest)
+            if piece is not None:
+                pieces.append(piece)
                 continue
             splits += 1
             torch.cuda.empty_cache()  # joins fragmented memory; does nothing without CUDA
             waiting += reversed(_halves(*part))
         ends = np.cumsum([len(group.completion_ids) for group in groups])[:-1]
-        return Scores(np.split(np.concatenate(pieces), ends), self.version, splits)
+        logps, *others = (np.split(np.concatenate(parts), ends) for parts in zip(*pieces, strict=True))
+        pairs = [Likeliest(*pair) for pair in zip(*others, strict=True)] if likeliest else None
+        return Scores(logps, self.version, splits, likeliest=pairs)
 
-    def _try(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> np.ndarray | None:
-        """float32 (sum of C,), or None when there is not enough memory: once this has returned, all of it is free."""
+    def _try(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float], likeliest: bool
+    ) -> tuple[np.ndarray, ...] | None:
+        """(sum of C,) log-probs, and if wanted the likeliest tokens and their log-probs; None when there is not enough
+        memory: once this has returned, all of it is free."""
         try:
             with torch.inference_mode():
-                return self._forward(groups, temperatures).float().cpu().numpy()
+                if not likeliest:
+                    return (self._forward(groups, temperatures).float().cpu().numpy(),)
+                logps, tokens, highest = self._forward.with_likeliest(groups, temperatures)
+                return logps.float().cpu().numpy(), tokens.cpu().numpy(), highest.float().cpu().numpy()
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 return None

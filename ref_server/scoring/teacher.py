@@ -58,8 +58,8 @@ class ReferenceWithTeacher:
         self._reference.check_group(group)
         self._teacher.check_group(group)
 
-    def encode(self, text: str) -> list[int]:
-        return self._reference.encode(text)
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return self._reference.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str | None:
         return self._reference.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -83,7 +83,7 @@ class ReplicaWithTeacher:
         self._reference = reference
         self._teacher = teacher
 
-    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
-        scores = self._reference.score(groups, temperatures)
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, likeliest: bool = False) -> Scores:
+        scores = self._reference.score(groups, temperatures, likeliest=likeliest)
         by_teacher = self._teacher.score(groups, temperatures)
         return replace(scores, splits=scores.splits + by_teacher.splits, teacher_logps=by_teacher.logps)

@@ -17,7 +17,7 @@ Because both run the same code, the KL divergence between an unchanged policy an
 """
 
 from shared.logprobs.choice import choose_forward, may_pack, self_test_difference, slowed_by
-from shared.logprobs.forward import LogprobForward
+from shared.logprobs.forward import LogprobForward, ServingForward
 from shared.logprobs.packed import PackedForward
 from shared.logprobs.padded import PaddedForward, PlainForward
 from shared.logprobs.vision import Vision, language_model, placeholders_of, takes_images, vision_of

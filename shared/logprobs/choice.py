@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from shared.devices import multiplies_bfloat16
 from shared.errors import UserError, brief
 from shared.logprobs.attention import attention_of, set_attention
 from shared.logprobs.forked import modules_with_state
-from shared.logprobs.forward import LogprobForward
+from shared.logprobs.forward import LogprobForward, ServingForward
 from shared.logprobs.head import target_logps
 from shared.logprobs.packed import PackedForward, VarlenForward
 from shared.logprobs.padded import PaddedForward, PlainForward, rope_depends_on_length
@@ -36,9 +36,19 @@ _STATELESS = {"full_attention", "sliding_attention", "chunked_attention", "atten
 _WITH_STATE = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}
 
 
+@overload
+def choose_forward(model: PreTrainedModel) -> ServingForward: ...
+
+
+@overload
+def choose_forward(
+    model: PreTrainedModel, within: Callable[[LogprobForward], LogprobForward], dtype: torch.dtype | None = None
+) -> LogprobForward: ...
+
+
 def choose_forward(
     model: PreTrainedModel,
-    within: Callable[[LogprobForward], LogprobForward] = lambda forward: forward,
+    within: Callable[[Any], LogprobForward] = lambda forward: forward,
     dtype: torch.dtype | None = None,
 ) -> LogprobForward:
     """The fastest forward whose log-probs agree with row-by-row forwards of this model. UserError when none does.

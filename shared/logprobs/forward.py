@@ -34,6 +34,16 @@ class LogprobForward(Protocol):
         ...
 
 
+class ServingForward(LogprobForward, Protocol):
+    """A forward in a process that has the whole model."""
+
+    def with_likeliest(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The log-probs, and for each completion token the likeliest in its place, int64, with its log-prob."""
+        ...
+
+
 def body_of(model: PreTrainedModel) -> nn.Module:
     """The model without its head. In some families (Llama 4) transformers' `base_model` is the model itself."""
     body = model.base_model
@@ -53,6 +63,11 @@ class HiddenForward(ABC):
 
     def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
         return self._head().logps_and_entropy(*self._inputs(groups, temperatures))
+
+    def with_likeliest(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._head().logps_and_likeliest(*self._inputs(groups, temperatures))
 
     def _head(self) -> LMHead:
         """Looked up in each forward: a sharded model has the head's whole weight only while the forward runs."""

@@ -63,6 +63,29 @@ class LMHead:
         """The same, and the (C,) entropies in nats. Their gradient costs nothing where the loss does not use them."""
         return self._apply(hidden, targets, temperatures, with_entropy=True)
 
+    @torch.no_grad()
+    def logps_and_likeliest(
+        self, hidden: Tensor, targets: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The log-probs, and for each position the token with the highest, int64 (C,), with that log-prob.
+
+        Where it is the target, both log-probs are the same to the last bit. The logits are computed a second time.
+        """
+        logps = self.logps(hidden, targets, temperatures)
+        tiles = Tiles.of(hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures, self.softcap)
+        target, highest = torch.zeros_like(logps), torch.full_like(logps, -math.inf)
+        tokens_with_it = torch.zeros_like(targets)
+        for vocabulary in tiles.vocabulary:
+            for tokens in tiles.tokens:
+                logits = tiles.logits(tokens, vocabulary, in_buffer=True)
+                inside, column = tiles.targets(tokens, vocabulary)
+                target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
+                values, columns = logits.max(dim=1)
+                higher = values > highest[tokens]
+                highest[tokens] = torch.where(higher, values, highest[tokens])
+                tokens_with_it[tokens] = torch.where(higher, columns + vocabulary.start, tokens_with_it[tokens])
+        return logps, tokens_with_it, logps + (highest - target)
+
     def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
         options = self.softcap, with_entropy, KEPT_LOGITS if torch.is_grad_enabled() else 0
@@ -73,6 +96,13 @@ class LMHead:
 def target_logps(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """(C, V) logits that predict (C,) targets -> (C,) log-probs, untiled."""
     return _of_targets(logits.to(wide(logits.dtype)) / temperature, targets)
+
+
+def target_logps_and_likeliest(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the (C,) likeliest tokens with their log-probs."""
+    logits = logits.to(wide(logits.dtype)) / temperature
+    likeliest = logits.argmax(dim=1)
+    return _of_targets(logits, targets), likeliest, _of_targets(logits, likeliest)
 
 
 def target_logps_and_entropies(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.logprobs.forward import HiddenForward, body_of
-from shared.logprobs.head import target_logps, target_logps_and_entropies
+from shared.logprobs.head import target_logps, target_logps_and_entropies, target_logps_and_likeliest
 from shared.logprobs.vision import Vision, vision_of
 
 # Most tokens of a padded micro-batch, unless a single row has more.
@@ -49,6 +49,13 @@ class PlainForward:
         rows = [target_logps_and_entropies(*part) for part in self._parts(groups, temperatures)]
         logps, entropies = zip(*rows, strict=True)
         return torch.cat(logps), torch.cat(entropies)
+
+    def with_likeliest(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows = [target_logps_and_likeliest(*part) for part in self._parts(groups, temperatures)]
+        logps, tokens, highest = zip(*rows, strict=True)
+        return torch.cat(logps), torch.cat(tokens), torch.cat(highest)
 
     def _parts(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> list[tuple[Tensor, Tensor, float]]:
         """For each completion: (T, V) logits, (T,) target tokens, temperature."""

@@ -96,7 +96,7 @@ def _answer(service: Service, group: TokenGroup, scores: Scores) -> Response:
 
 
 async def _score(service: Service, group: TokenGroup, temperature: float) -> Scores:
-    return await asyncio.wrap_future(service.scoring.submit(group, temperature))
+    return await asyncio.wrap_future(service.scoring.submit([group], temperature))
 
 
 _NO_SNAPSHOT = {404: {"model": Error, "description": "no such snapshot"}}

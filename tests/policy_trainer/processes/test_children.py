@@ -52,6 +52,23 @@ class TestChild:
             assert child.exit_status == 3 and len(child.last_lines().splitlines()) == 12
             assert {"99", "['a', 'b c']"} <= set(child.last_lines().splitlines())
 
+    def test_files_of_the_working_directory_hide_no_library(
+        self,
+        modules: Callable[[str, str], None],
+        open_child: OpenChild,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        for name in ("queue.py", "shared.py"):
+            (tmp_path / "elsewhere" / name).write_text("raise ValueError('of a user')")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        modules("imports", "import queue, shared.errors\nprint('imported')\n")
+        child = open_child("imports")
+        child.start()
+        until(lambda: child.exit_status is not None)
+        assert child.last_lines() == "imported"
+
     def test_its_output_cannot_control_a_terminal(
         self, modules: Callable[[str, str], None], open_child: OpenChild
     ) -> None:

@@ -240,6 +240,7 @@ def test_a_forked_copy_never_answers() -> None:
         ("no_such_module_anywhere:reward", "cannot be imported from {}, .*: ModuleNotFoundError: No module named"),
         (f"{HERE}:nobody", "cannot be imported from {}, .*: AttributeError: module .* has no attribute 'nobody'"),
         (":reward", "cannot be imported from {}, .*: ValueError"),
+        ("shared.mine:reward", "cannot be imported from {}, .*Tandem has a package `shared`, .*: give yours another"),
         ("my/rewards.py:reward", "cannot be imported from {}, .*name the module, not its file: my.rewards:reward"),
         (f"{HERE}:by_position", "takes completion by position only"),
         (f"{HERE}:not_a_function", r"is not a function .*: 5 is not a callable object"),

@@ -27,8 +27,8 @@ _WEIGHTS = "/v1/weights/r/l/0/1"
 _ROUTES = {
     Role.OPEN: "GET / | GET /dashboard/main.js | GET /livez | GET /readyz",
     Role.METRICS: "GET /metrics",
-    Role.UPLOAD: "GET /openapi.json | GET /v1/model | GET /v1/queue | GET /v1/throughput | "
-    "POST /v1/logprobs | "
+    Role.UPLOAD: "GET /openapi.json | GET /v1/model | GET /v1/models | GET /v1/queue | GET /v1/throughput | "
+    "POST /v1/logprobs | POST /v1/completions | "
     f"POST /v1/batches | GET /v1/weights/r | GET {_WEIGHTS} | GET {_WEIGHTS}/f",
     Role.TRAIN: "GET /v1/batches | GET /v1/batches/3f | GET /v1/batches/3f/tokens | GET /v1/batches/3f/rewards | "
     "GET /v1/batches/3f/images/0 | "

@@ -72,6 +72,8 @@ def foreign_requests(key: dict[str, str], body: bytes) -> dict[tuple[str, str], 
     return {
         ("GET", "/v1/model"): None,
         ("POST", "/v1/logprobs"): None,
+        ("GET", "/v1/models"): None,
+        ("POST", "/v1/completions"): None,
         ("GET", "/v1/queue"): None,
         ("GET", "/v1/throughput"): None,
         ("POST", "/v1/batches"): {"content": body, "headers": SAFETENSORS | MINE},

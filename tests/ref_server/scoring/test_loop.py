@@ -44,10 +44,10 @@ class Recorded:
         self.device = "cpu"
         self.forwards: list[list[int]] = []
 
-    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, likeliest: bool = False) -> Scores:
         self.forwards.append([int(group.prompt_ids[0]) for group in groups])
         self._before(groups)
-        return self._scorer.score(groups, temperatures)
+        return self._scorer.score(groups, temperatures, likeliest=likeliest)
 
 
 Reference = Callable[..., Any]
@@ -102,7 +102,7 @@ def stored(queue: Queue, batch: Batch) -> Batch:
 
 
 def submit(loop: ScoringLoop, *batches: Batch) -> list[Future[Scores]]:
-    return [loop.submit(batch.group, batch.temperature) for batch in batches]
+    return [loop.submit([batch.group], batch.temperature) for batch in batches]
 
 
 # Packing
@@ -226,8 +226,8 @@ def test_scores_that_are_not_finite(loop_of: Any, reference: Reference, queue: Q
     recorded = reference()
     score = recorded.score
 
-    def overflowing(groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
-        scores = score(groups, temperatures)
+    def overflowing(groups: Sequence[TokenGroup], temperatures: Sequence[float], *, likeliest: bool) -> Scores:
+        scores = score(groups, temperatures, likeliest=likeliest)
         for group, logps in zip(groups, scores.logps, strict=True):
             if group.prompt_ids[0] == POISON:
                 logps[-1] = np.nan

@@ -112,7 +112,7 @@ class Fake:
         self.version = version
         self._before = before
 
-    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Scores:
+    def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, likeliest: bool = False) -> Scores:
         self._before()
         return Scores([np.zeros(len(group.completion_ids), np.float32) for group in groups], self.version)
 
@@ -146,7 +146,7 @@ def test_an_idle_replica_takes_direct_requests(loops_of: Any, queue: Queue, roll
     loops.ring()
     assert began.wait(PATIENCE)
     for _ in range(5):
-        loops.submit(rollout().group, 1.0).result(PATIENCE)
+        loops.submit([rollout().group], 1.0).result(PATIENCE)
     go_on.set()
 
 
@@ -175,7 +175,7 @@ def test_when_one_replica_is_lost_the_others_finish(loops_of: Any, queue: Queue,
     states = sorted(str(info.state) for batch in batches if (info := queue.get(batch.id)))
     assert states == ["ready", "scoring"]
     with pytest.raises(NotReady):
-        loops.submit(rollout().group, 1.0)
+        loops.submit([rollout().group], 1.0)
 
 
 def test_interrupted_batches_come_first_one_by_one(tmp_path: Path, rollout: Rollout) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 from ref_server.scoring.reference import DeviceLost, TooLarge
 from ref_server.scoring.scorer import Scorer
 from shared.batch import TokenGroup
-from shared.logprobs import LogprobForward, choose_forward
+from shared.logprobs import ServingForward, choose_forward
 from tests.rounding import rounding
 
 OUT_OF_MEMORY = [
@@ -30,21 +31,33 @@ class Small:
 
     name = "small"
 
-    def __init__(self, forward: LogprobForward, tokens: int, error: Exception) -> None:
+    def __init__(self, forward: ServingForward, tokens: int, error: Exception) -> None:
         self._forward = forward
         self._tokens = tokens
         self._error = error
         self.seen: list[list[int]] = []
 
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
+        self._check(groups)
+        return self._forward(groups, temperatures)
+
+    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def with_likeliest(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        self._check(groups)
+        return self._forward.with_likeliest(groups, temperatures)
+
+    def _check(self, groups: Sequence[TokenGroup]) -> None:
         if sum(group.tokens for group in groups) > self._tokens:
             raise self._error
         self.seen.append([group.size for group in groups])
-        return self._forward(groups, temperatures)
 
 
 @pytest.fixture(scope="module")
-def forward(model: PreTrainedModel) -> LogprobForward:
+def forward(model: PreTrainedModel) -> ServingForward:
     return choose_forward(model)
 
 
@@ -62,7 +75,7 @@ TEMPERATURES = [1.0, 0.5, 2.0, 1.0, 0.7]
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: f"{type(error).__name__} {str(error)[:30]}")
 @pytest.mark.parametrize("tokens", [41, 100])
-def test_a_forward_that_does_not_fit_is_done_in_parts(forward: LogprobForward, tokens: int, error: Exception) -> None:
+def test_a_forward_that_does_not_fit_is_done_in_parts(forward: ServingForward, tokens: int, error: Exception) -> None:
     whole = Scorer(forward, 3, "cpu").score(GROUPS, TEMPERATURES)
     assert (whole.splits, whole.reference_version) == (0, 3)
     small = Small(forward, tokens, error)
@@ -70,13 +83,24 @@ def test_a_forward_that_does_not_fit_is_done_in_parts(forward: LogprobForward, t
     assert parts.splits == len(small.seen) - 1
     assert sum(map(sum, small.seen)) == sum(group.size for group in GROUPS)
     assert parts.reference_version == 3
+    assert whole.likeliest is None and whole.likeliest == parts.likeliest
     for group, left, right in zip(GROUPS, whole.logps, parts.logps, strict=True):
         assert right.dtype == np.float32
         assert len(right) == len(group.completion_ids)
         np.testing.assert_allclose(right, left, rtol=0, atol=rounding(16))
 
 
-def test_a_single_completion_that_does_not_fit(forward: LogprobForward) -> None:
+def test_the_likeliest_tokens_of_parts(forward: ServingForward) -> None:
+    whole = Scorer(forward, 3, "cpu").score(GROUPS, TEMPERATURES, likeliest=True).likeliest
+    parts = Scorer(Small(forward, 41, OUT_OF_MEMORY[0]), 3, "cpu").score(GROUPS, TEMPERATURES, likeliest=True).likeliest
+    assert whole is not None and parts is not None
+    for group, left, right in zip(GROUPS, whole, parts, strict=True):
+        assert right.tokens.shape == right.logps.shape == group.completion_ids.shape
+        np.testing.assert_array_equal(right.tokens, left.tokens)
+        np.testing.assert_allclose(right.logps, left.logps, rtol=0, atol=rounding(16))
+
+
+def test_a_single_completion_that_does_not_fit(forward: ServingForward) -> None:
     small = Small(forward, 30, OUT_OF_MEMORY[0])
     with pytest.raises(TooLarge, match="a row of 35 tokens, for which the memory of the device does not suffice"):
         Scorer(small, 0, "cpu").score(GROUPS[:1], TEMPERATURES[:1])
@@ -90,14 +114,14 @@ def test_a_single_completion_that_does_not_fit(forward: LogprobForward) -> None:
         RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     ],
 )
-def test_a_lost_device_differs_from_a_bad_batch(forward: LogprobForward, error: Exception) -> None:
+def test_a_lost_device_differs_from_a_bad_batch(forward: ServingForward, error: Exception) -> None:
     with pytest.raises(DeviceLost):
         Scorer(Small(forward, 0, error), 0, "cpu").score(GROUPS, TEMPERATURES)
     with pytest.raises(RuntimeError, match="no such kernel"):
         Scorer(Small(forward, 0, RuntimeError("no such kernel")), 0, "cpu").score(GROUPS, TEMPERATURES)
 
 
-def test_a_forward_that_failed_holds_no_memory(forward: LogprobForward) -> None:
+def test_a_forward_that_failed_holds_no_memory(forward: ServingForward) -> None:
     held: weakref.WeakSet[Tensor] = weakref.WeakSet()
     before: list[int] = []
 
@@ -112,7 +136,7 @@ def test_a_forward_that_failed_holds_no_memory(forward: LogprobForward) -> None:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return forward(groups, temperatures) + tensor
 
-    assert Scorer(Holding(), 0, "cpu").score(GROUPS[:4], TEMPERATURES[:4]).splits == 3
+    assert Scorer(cast(ServingForward, Holding()), 0, "cpu").score(GROUPS[:4], TEMPERATURES[:4]).splits == 3
     assert before == [0] * 7
 
 

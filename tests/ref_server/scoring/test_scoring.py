@@ -205,7 +205,7 @@ def test_a_full_disk_costs_no_batch(
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_scores_that_are_not_finite_are_refused(value: float) -> None:
     group = TokenGroup(np.array([1]), np.array([2, 3]), np.array([2]))
-    request = DirectRequest(group, 1.0, cast(DeviceTotals, None))
+    request = DirectRequest([group], 1.0, False, cast(DeviceTotals, None))
     good, bad = np.array([-1.0, -2.0], np.float32), np.array([-1.0, value], np.float32)
     request.scored(Scores([good], 0, teacher_logps=[good]))
     for logps, teacher_logps in ((bad, None), (bad, [good]), (good, [bad])):

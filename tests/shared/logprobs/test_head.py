@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shared.logprobs import head
-from shared.logprobs.head import LMHead, target_logps, target_logps_and_entropies
+from shared.logprobs.head import LMHead, target_logps, target_logps_and_entropies, target_logps_and_likeliest
 from tests.device import DEVICE
 from tests.rounding import rounding
 from tests.shared.logprobs.families import weights
@@ -56,6 +56,26 @@ def tiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(head, "_TILE_TOKENS", tokens)
     monkeypatch.setitem(head._TILE_LOGITS, DEVICE.type, logits)
     monkeypatch.setattr(head, "KEPT_LOGITS", kept)
+
+
+@pytest.mark.usefixtures("tiled")
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_the_likeliest_tokens(softcap: float | None) -> None:
+    inputs = Inputs()
+    head = inputs.head(softcap)
+    with torch.no_grad():
+        exact = Inputs(torch.float64)
+        logits = exact.hidden @ exact.weight.T + (0 if exact.bias is None else exact.bias)
+        logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+        logps = torch.log_softmax(logits / inputs.temperatures.double()[:, None], dim=1)
+    inputs.targets[::2] = logps.argmax(dim=1)[::2]  # every second target is the likeliest token
+    got, tokens, highest = head.logps_and_likeliest(inputs.hidden, inputs.targets, inputs.temperatures)
+    assert torch.equal(got, head.logps(inputs.hidden, inputs.targets, inputs.temperatures))
+    assert torch.equal(tokens, logps.argmax(dim=1))
+    assert torch.equal(highest[::2], got[::2]) and (highest[1::2] > got[1::2]).any()
+    assert (highest - logps.amax(dim=1)).abs().max() < rounding(16)
+    whole = target_logps_and_likeliest(logits.float(), inputs.targets, 1.0)
+    assert torch.equal(whole[1], tokens) and torch.equal(whole[2][::2], whole[0][::2])
 
 
 # The factors of log-probs and entropies in a loss.

@@ -101,6 +101,7 @@ def test_commands_of_a_batch(http: httpx.Client, run_examples: Commands, rollout
     batch = rollout(run="curl")
     (tmp_path / "batch.safetensors").write_bytes(wire.encode(batch))
     run_examples("post", "/v1/logprobs")
+    run_examples("post", "/v1/completions", NAME="tiny")
     assert wire.decode((tmp_path / "scored.safetensors").read_bytes())
     assert batch.id in run_examples("post", "/v1/batches")
     assert batch.id in run_examples("get", "/v1/batches/{id}", ID=batch.id)
