@@ -1,4 +1,5 @@
-"""Writes 2,000 Countdown problems to problems.jsonl, and 800 attempts at others to demonstrations.jsonl."""
+"""Writes 2,000 Countdown problems to problems.jsonl, and for 600 others a search that ends with the solution to
+demonstrations.jsonl."""
 
 import json
 import random
@@ -27,6 +28,13 @@ def draw(rng: random.Random) -> Iterator[tuple[list[int], str, int]]:
             yield numbers, solution, target
 
 
+def search(rng: random.Random, numbers: list[int], solution: str, target: int) -> str:
+    """Up to three attempts with other values, and the solution."""
+    attempts = {value: expression for expression, value in (attempt(rng, numbers) for _ in range(rng.randint(0, 3)))}
+    attempts.pop(target, None)
+    return ";".join(f" {expression} = {value}" for value, expression in (attempts | {target: solution}).items())
+
+
 def write(name: str, rows: list[dict[str, Any]]) -> None:
     path = Path(__file__).with_name(name)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -36,12 +44,11 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
 if __name__ == "__main__":
     rng = random.Random(0)
     problems, demonstrations = [], []
-    for place, (numbers, solution, target) in zip(range(2800), draw(rng), strict=False):
+    for place, (numbers, solution, target) in zip(range(2600), draw(rng), strict=False):
         prompt = f"Make {target} from {numbers[0]}, {numbers[1]}, {numbers[2]}:"
         if place < 2000:
             problems.append({"prompt": prompt, "answer": str(target), "numbers": numbers})
-        else:  # every second demonstration is right; the others are what a model that guesses would write
-            expression, value = (solution, target) if place % 2 else attempt(rng, numbers)
-            demonstrations.append({"prompt": prompt, "completion": f" {expression} = {value}"})
+        else:
+            demonstrations.append({"prompt": prompt, "completion": search(rng, numbers, solution, target)})
     write("problems.jsonl", problems)
     write("demonstrations.jsonl", demonstrations)

@@ -1,4 +1,4 @@
-"""The reward of a completion: 1 if what is before its equals sign uses each number once and reaches the target."""
+"""The reward of a completion: 1 if its last attempt uses each number once and reaches the target."""
 
 import re
 from typing import Any
@@ -9,7 +9,7 @@ def reaches(completions: list[str], answer: list[str], numbers: list[list[int]],
 
 
 def _reaches(text: str, target: str, numbers: list[int]) -> bool:
-    expression = text.partition("=")[0].replace(" ", "")
+    expression = text.rpartition(";")[2].partition("=")[0].replace(" ", "")
     if not re.fullmatch(r"\d+([+-]\d+)*", expression):
         return False
     terms = [int(term) for term in re.findall(r"[+-]?\d+", expression)]

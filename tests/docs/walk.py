@@ -245,7 +245,7 @@ def test_the_commands_of(page: Path, walk: Walk, runs: Path) -> None:
 
 @pytest.mark.parametrize("config", sorted((ROOT / "examples").glob("*/*.toml")), ids=lambda path: path.stem)
 def test_an_example(config: Path, hub: Path, tmp_path: Path, environment: Mapping[str, str]) -> None:
-    """Two steps of it, with a tiny model, whose answers may all be wrong."""
+    """Two steps of it, or SFT, with a tiny model, whose answers may all be wrong."""
     place = tmp_path / "example"
     shutil.copytree(config.parent, place, ignore=shutil.ignore_patterns("*.jsonl", "model", "runs"))
     _run("python make_problems.py", place, environment)
@@ -253,6 +253,9 @@ def test_an_example(config: Path, hub: Path, tmp_path: Path, environment: Mappin
     if (place / "make_model.py").exists():
         _run(f"python make_model.py {_chatting(model, tmp_path / 'chatting')}", place, environment)
         model = place / "model"
+    if config.stem == "sft":
+        _run(f"policy-trainer sft --config {config.name} --model {model}", place, environment)
+        return
     options = " ".join(f"{name} {value}" for name, value in _TRAIN.items() if name != "--data.system-prompt")
     shell = f"policy-trainer train --config {config.name} --model {model} --no-loss.drop-zero-variance"
     _run(f"{shell} --evaluation.eval-steps 2 {options}", place, environment)

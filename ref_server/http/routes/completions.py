@@ -138,8 +138,7 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         ```
         """
         wanted, prompts = await threads.run(partial(_read, service, await request.body()))
-        groups = [_group(ids, wanted.max_tokens) for ids in prompts]
-        await run_in_threadpool(_check, service, groups)
+        groups = await run_in_threadpool(_groups, service, prompts, wanted.max_tokens)
         scores = await asyncio.wrap_future(service.scoring.submit(groups, 1.0, likeliest=True))
         assert scores.likeliest is not None
         return await run_in_threadpool(_answer, service, wanted, prompts, scores.logps, scores.likeliest)
@@ -165,6 +164,7 @@ def _read(service: Service, body: bytes) -> tuple[CompletionsRequest, list[list[
         raise NoModel
     if wanted.model not in (name, name.rstrip("/").rpartition("/")[2]):
         raise HttpError(404, "not_found", f"model: {wanted.model[:200]!r} is not served here; {name!r} is", "model")
+    _check_size(service, len(wanted.prompts()))  # before texts become tokens, of which each has at least one
     prompts = [
         service.reference.encode(prompt, add_special_tokens=wanted.add_special_tokens)
         if isinstance(prompt, str)
@@ -173,22 +173,25 @@ def _read(service: Service, body: bytes) -> tuple[CompletionsRequest, list[list[
     ]
     if not all(prompts):
         raise BatchError("prompt", "must have at least one token")
+    _check_size(service, sum(len(ids) + wanted.max_tokens for ids in prompts))
     return wanted, prompts
 
 
-def _group(ids: list[int], max_tokens: int) -> TokenGroup:
-    """The first token has no log-prob, so the others are its completion; and behind them any token, in whose place the
-    likeliest is looked up."""
-    behind = [0] if max_tokens or len(ids) == 1 else []
-    return group_of(ids[:1], [[*ids[1:], *behind]])
-
-
-def _check(service: Service, groups: Sequence[TokenGroup]) -> None:
+def _check_size(service: Service, tokens: int) -> None:
     most = service.model.max_batch_tokens
-    if (tokens := sum(group.tokens for group in groups)) > most:
-        raise TooLarge("prompt", f"has {tokens} tokens in all; max_batch_tokens is {most}")
-    for group in groups:
-        service.reference.check_group(group)
+    if tokens > most:
+        raise TooLarge("prompt", f"has {tokens} tokens in all, or more; max_batch_tokens is {most}")
+
+
+def _groups(service: Service, prompts: Sequence[list[int]], max_tokens: int) -> list[TokenGroup]:
+    """The first token of a prompt has no log-prob, so the others are its completion; and behind them any token, in
+    whose place the likeliest is looked up. Raises BatchError, TooLarge."""
+    groups = []
+    for ids in prompts:
+        behind = [0] if max_tokens or len(ids) == 1 else []
+        groups.append(group_of(ids[:1], [[*ids[1:], *behind]]))
+        service.reference.check_group(groups[-1])
+    return groups
 
 
 def _answer(

@@ -98,7 +98,8 @@ def test_nothing_is_added_unless_asked_for(http: httpx.Client, tokenizer: PreTra
         ({"prompt": ["a", ""]}, 422, "prompt must have at least one token"),
         ({"prompt": [265]}, 422, "vocabulary"),
         ({"prompt": [1] * 256}, 413, "the model's context is 256"),
-        ({"prompt": [[1] * 101] * 10}, 413, "prompt has 1020 tokens in all; max_batch_tokens is 1000"),
+        ({"prompt": [[1] * 101] * 10}, 413, "prompt has 1020 tokens in all, or more; max_batch_tokens is 1000"),
+        ({"prompt": [""] * 1001}, 413, "prompt has 1001 tokens in all, or more; max_batch_tokens is 1000"),
     ],
 )
 def test_what_is_refused(http: httpx.Client, changes: dict[str, Any], status: int, says: str) -> None:
