@@ -62,28 +62,20 @@ def evaluate(
 ) -> dict[tuple[str, int], list[tuple[float, bool | None]]]:
     """Of each task's rows: the log-prob of each answer, and whether it is the likeliest text."""
     out = place / f"{kind}-{batch_size}"
-    command = [LM_EVAL, "run", "--model", kind, "--model_args", arguments, "--tasks", ",".join(TASKS)]
-    command += [
-        "--device",
-        "cpu",
-        "--batch_size",
-        str(batch_size),
-        "--include_path",
-        place,
-        "--output_path",
-        out,
-        "--log_samples",
-    ]
+    options = (
+        f"--model {kind} --model_args {arguments} --tasks {','.join(TASKS)} --batch_size {batch_size} --device cpu"
+    )
+    command = [LM_EVAL, "run", *options.split(), "--log_samples", "--include_path", place, "--output_path", out]
     environment = child_environment() | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "hub")}
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[tuple[str, int], list[tuple[float, bool | None]]] = {}
+    answers: dict[tuple[str, int], list[tuple[float, bool | None]]] = {}
     for task in TASKS:
         (samples,) = out.rglob(f"samples_{task}_*.jsonl")
         for line in samples.read_text().splitlines():
             sample = json.loads(line)
-            found[task, sample["doc_id"]] = [_answer(answer) for (answer, *_) in sample["resps"]]
-    return found
+            answers[task, sample["doc_id"]] = [_answer(answer) for (answer, *_) in sample["resps"]]
+    return answers
 
 
 def _answer(answer: Any) -> tuple[float, bool | None]:
