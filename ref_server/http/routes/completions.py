@@ -37,7 +37,7 @@ class CompletionsRequest(RequestRecord):
     model: str
     """The served model's name, or its last part."""
     prompt: str | TokenIds | list[str] | list[TokenIds]
-    echo: bool = False
+    echo: bool
     """Must be true: answers begin with the prompt."""
     max_tokens: Literal[0, 1]
     """1: the answer ends with the likeliest next token."""

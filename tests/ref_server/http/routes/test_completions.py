@@ -107,6 +107,13 @@ def test_what_is_refused(http: httpx.Client, changes: dict[str, Any], status: in
     assert says in error(answer, status)["message"]
 
 
+@pytest.mark.parametrize("field", ["model", "prompt", "echo", "max_tokens"])
+def test_what_has_no_default(http: httpx.Client, field: str) -> None:
+    question = {**QUESTION, "prompt": [1, 2]}
+    del question[field]
+    assert error(http.post("/v1/completions", json=question), 422)["field"] == field
+
+
 def test_the_served_model(http: httpx.Client) -> None:
     (model,) = http.get("/v1/models").json()["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("tiny", "model", 256)
