@@ -36,7 +36,7 @@ entries = {int(name): os.readlink(f"/proc/self/fd/{name}") for name in os.listdi
            if os.path.exists(f"/proc/self/fd/{name}")}
 report = {
     "command": Path("/proc/self/cmdline").read_bytes().strip(b"\\0").decode().split("\\0"),
-    "arguments": sys.argv, "name": __name__, "file": __file__, "package": __spec__.name, "path": sys.path[:2],
+    "arguments": sys.argv, "name": __name__, "file": __file__, "package": __spec__.name, "path": sys.path[:1],
     "directory": os.getcwd(), "leads its session": os.getsid(0) == os.getpid(),
     "environment": {k: v for k, v in os.environ.items() if not k.startswith(("TORCHINDUCTOR_", "TANDEM_"))},
     "files": {number: name for number, name in entries.items() if not name.startswith(("socket", "anon"))},
