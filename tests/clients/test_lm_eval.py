@@ -18,7 +18,7 @@ from tests.rounding import rounding
 ROOT = Path(__file__).parents[2]
 LM_EVAL = ROOT / ".venv-clients" / "bin" / "lm_eval"
 
-# Of each kind that scores: the best of several answers, and one answer after a text.
+# Each kind that scores: the best of several answers, one answer after a text, and a whole text.
 TASKS = {
     "choices": 'output_type: multiple_choice\ndoc_to_choice: "{{choices}}"\ndoc_to_target: "{{label}}"',
     "endings": 'output_type: loglikelihood\ndoc_to_target: "{{choices[label]}}"',

@@ -21,7 +21,7 @@ from ref_server.access.keys import Role
 from ref_server.access.requirements import JSON, requires
 from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import HttpError
-from ref_server.http.routes.documents import errors
+from ref_server.http.routes.documents import errors, json_body
 from ref_server.scoring.reference import Likeliest, NoModel, TooLarge
 from ref_server.service.service import Service, group_of
 from shared.api.base import RequestRecord, ResponseRecord, example
@@ -123,11 +123,11 @@ class Models(ResponseRecord):
     data: list[Model]
 
 
-_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": CompletionsRequest.model_json_schema()}}}}
-
-
 def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
-    @app.post("/v1/completions", response_model=Completions, openapi_extra=_BODY, responses=errors(404, 409, 503))
+    @app.post(
+        "/v1/completions", response_model=Completions, openapi_extra=json_body(CompletionsRequest),
+        responses=errors(404, 409, 503),
+    )  # fmt: skip
     @requires(Role.UPLOAD, JSON, confines=True)
     async def completions(request: Request) -> Any:
         """Scores prompts, in OpenAI's form; with `max_tokens` 1 the likeliest next token is added. It does not sample.

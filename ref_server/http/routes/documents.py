@@ -7,10 +7,10 @@ from fastapi import FastAPI, Path, Request
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator
 
 from ref_server.access.keys import Role
-from ref_server.access.requirements import Requirement, requirement_of, requires
+from ref_server.access.requirements import JSON, Requirement, requirement_of, requires
 from shared import wire
 from shared.api import Error
 
@@ -51,6 +51,11 @@ PathInteger = Annotated[int, Path(ge=0, lt=2**63), BeforeValidator(_digits)]
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The answers of these statuses, for a route's `responses`."""
     return {status: {"model": Error, "description": _REASONS[status]} for status in statuses}
+
+
+def json_body(record: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads its body itself."""
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": record.model_json_schema()}}}}
 
 
 def add(app: FastAPI) -> None:

@@ -14,20 +14,13 @@ from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import no_room_to_answer
 from ref_server.http.guard import media_type
 from ref_server.http.requests import note
-from ref_server.http.routes.documents import SAFETENSORS, errors
+from ref_server.http.routes.documents import SAFETENSORS, errors, json_body
 from ref_server.scoring.jobs import encode_scores
 from ref_server.scoring.reference import Scores
 from ref_server.service.service import Service, group_of
 from shared import wire
 from shared.api import Error, Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion
 from shared.batch import TokenGroup
-
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {JSON: {"schema": LogprobsRequest.model_json_schema()}},
-    }
-}
 
 
 def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
@@ -37,7 +30,7 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
 
 def _add_logprobs(app: FastAPI, service: Service, threads: BodyThreads) -> None:
     @app.post(
-        "/v1/logprobs", response_model=Logprobs, openapi_extra=_BODY,
+        "/v1/logprobs", response_model=Logprobs, openapi_extra=json_body(LogprobsRequest),
         responses={200: {"content": SAFETENSORS}, **errors(409, 503)},
     )  # fmt: skip
     @requires(Role.UPLOAD, JSON, wire.CONTENT_TYPE, confines=True)
