@@ -40,7 +40,7 @@ class Display:
         self._steps = steps
         self._first_step = first_step
         self._times: deque[tuple[int, float]] = deque(maxlen=20)
-        self._waits = Patience()
+        self._waits = {recurring: Patience(recurring=recurring) for recurring in (False, True)}
         self._evaluation: EvaluationLines | None = None
         self._answered = 0
 
@@ -64,9 +64,9 @@ class Display:
         if first:
             self.note(f"from now on a line every {_LINE_EVERY} steps; docs/metrics.md explains each figure")
 
-    def waiting(self, reason: str, seconds: float) -> None:
-        """Shows that the trainer has waited for batches for so many seconds, and why."""
-        if self._waits.is_over(seconds):
+    def waiting(self, reason: str, seconds: float, *, recurring: bool = False) -> None:
+        """Shows that the trainer has waited for so many seconds, and why. recurring: every step waits for this."""
+        if self._waits[recurring].is_over(seconds):
             self.note(_waited(reason, seconds))
 
     def evaluating(self, progress: EvaluationProgress) -> None:
@@ -110,7 +110,7 @@ class LiveDisplay(Display):
         self._figures = _figures(record, self._seconds_left(record["step"]))
         self._wait = "".join(f"step {record['step']} {reason}" for reason in _idle(record))
 
-    def waiting(self, reason: str, seconds: float) -> None:
+    def waiting(self, reason: str, seconds: float, *, recurring: bool = False) -> None:
         self._wait = _waited(reason, seconds) if seconds >= _QUIET_SECONDS else ""
 
     def evaluating(self, progress: EvaluationProgress) -> None:

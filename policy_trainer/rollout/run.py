@@ -48,14 +48,14 @@ def run_worker(config: RolloutConfig) -> None:
 def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     """The stack closes the worker's connections."""
     weights = _published_weights(config, stack)
-    wait = until_finished(weights)
+    wait, outage = until_finished(weights, recurring=True), until_finished(weights)
     task = make_task(config)
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = RewardScorer(tokenizer, task, config)
     sessions = open_sessions(config, judge, stack)
     sampler, model = load_rollout_sampler(config, tokenizer, wait)
-    url = find_server(config, wait)
-    client = stack.enter_context(connect(config, url, stay_with(config, url, wait)))
+    url = find_server(config, outage)
+    client = stack.enter_context(connect(config, url, stay_with(config, url, outage)))
     reference, limit = client.model(), prompt_limit(model, config)
     check_models_match(reference, model, tokenizer, config.model)
     check_group_fits(reference, config.sampling, limit)

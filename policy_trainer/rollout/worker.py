@@ -48,9 +48,9 @@ class LineageChanged(Exception):
     """The run's directory holds a new lineage: it was deleted, and the run was started again."""
 
 
-def until_finished(weights: PublishedWeights) -> OnWait:
-    """Called while the worker waits: logs long waits, and raises RunFinished once the run is finished."""
-    log_wait = logged_wait()
+def until_finished(weights: PublishedWeights, *, recurring: bool = False) -> OnWait:
+    """Called while the worker waits: logs waits as `logged_wait`, and raises RunFinished once the run is finished."""
+    log_wait = logged_wait(recurring=recurring)
 
     def wait(reason: str, seconds: float) -> None:
         publication = weights.newest()

@@ -64,9 +64,9 @@ def build_trainer(
     server = choose_server(config, files.directory, display.note, on_terminal=on_terminal, forks=forks)
     stack.callback(server.stop)
 
-    def wait(reason: str, seconds: float) -> None:
+    def wait(reason: str, seconds: float, *, recurring: bool = False) -> None:
         stop.check()
-        display.waiting(reason, seconds)
+        display.waiting(reason, seconds, recurring=recurring)
 
     def outage(reason: str, seconds: float) -> None:
         stop.check()
@@ -87,7 +87,7 @@ def build_trainer(
     stack.callback(server.begin_to_stop)
     if forks is not None and files.state.epoch == 0:  # else it would begin with an earlier process's weights
         workers.start()
-    turns = choose_turns(config, wait)
+    turns = choose_turns(config, partial(wait, recurring=True))
     if turns is not None:
         stack.callback(turns.close)
     with observer.stopwatch("load model"), in_turn(turns):

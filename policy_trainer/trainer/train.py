@@ -397,4 +397,4 @@ class Trainer:
         if (watch.leases_full or watch.store_fills_up) and self._source.feed.ledger.unsettled:
             self._checkpoint()  # frees leases and room by acks: the limit was lowered, or runs share it
             self._settle()
-        self._reporters.display.waiting(watch.wait_reason(workers.describe()), seconds)
+        self._reporters.display.waiting(watch.wait_reason(workers.describe()), seconds, recurring=True)

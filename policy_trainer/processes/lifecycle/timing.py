@@ -1,5 +1,6 @@
 """How long the stages of a run take, and when a wait is long enough to be reported."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ log = structlog.get_logger()
 
 # Shorter waits are not reported.
 _QUIET_SECONDS = 30.0
-# A wait is unusual if it is so many times as long as the median of the latest earlier ones, without the shortest.
+# A recurring wait is unusual if it is so many times as long as the median of the latest ones, without the shortest.
 _UNUSUAL = 3.0
 _REMEMBERED = 20
 _NOTICED_SECONDS = 1.0
@@ -42,20 +43,27 @@ class Stopwatch:
 
 
 class Patience:
-    """Decides when to report a wait: when it is unusually long, and then each time it has become twice as long."""
+    """Decides when to report a wait: when it is long, and then each time it has become twice as long.
 
-    def __init__(self) -> None:
+    recurring: whether every step has such a wait. Then only unusually long ones are reported. Waits of several threads
+    that overlap count as one.
+    """
+
+    def __init__(self, *, recurring: bool = False) -> None:
+        self._recurring = recurring
+        self._latest = -math.inf  # when it was last asked
         self._seconds = 0.0
         self._reported = 0.0
         self._earlier: deque[float] = deque(maxlen=_REMEMBERED)
 
     def is_over(self, seconds: float) -> bool:
-        """Whether to report the wait now. seconds: how long it has lasted; fewer than last time means a new wait."""
-        if seconds < self._seconds:
-            if self._seconds >= _NOTICED_SECONDS:
+        """Whether to report the wait now. seconds: how long it has lasted."""
+        now = time.monotonic()
+        if now - seconds > self._latest:  # it began when no other lasted
+            if self._recurring and self._seconds >= _NOTICED_SECONDS:
                 self._earlier.append(self._seconds)
             self._reported = 0.0
-        self._seconds = seconds
+        self._latest, self._seconds = now, seconds
         usual = median(self._earlier) if self._earlier else 0.0
         if seconds < max(_QUIET_SECONDS, _UNUSUAL * usual, 2 * self._reported):
             return False
@@ -63,9 +71,9 @@ class Patience:
         return True
 
 
-def logged_wait() -> Callable[[str, float], None]:
-    """A callback for waits: logs the long ones."""
-    patience = Patience()
+def logged_wait(*, recurring: bool = False) -> Callable[[str, float], None]:
+    """A callback for waits: logs the long ones, or of recurring ones those that are unusually long."""
+    patience = Patience(recurring=recurring)
 
     def wait(reason: str, seconds: float) -> None:
         if patience.is_over(seconds):

@@ -2,13 +2,17 @@
 
 import io
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from policy_trainer.processes.lifecycle import timing
 from policy_trainer.reporting.display import make_display
 from policy_trainer.reporting.evaluating import EvaluationProgress
+from tests.policy_trainer.children import Clock
 
 STEP: dict[str, Any] = {"step": 10, "reward": 0.5, "kl": 0.00034, "entropy": 1.25, "queued": 3, "ready": 2}
 
@@ -79,16 +83,48 @@ def test_a_note_is_printed_unchanged_and_a_wait_with_its_reason(terminal: bool) 
     assert "waited 31 s so far: the reference server scores 3 batches" in output.getvalue()
 
 
-def test_lines_name_unusual_waits_only() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+    return clock
+
+
+def wait(clock: Clock, longest: float, on_wait: Callable[[float], None]) -> None:
+    """Calls on_wait after each 5 s."""
+    began = clock.monotonic()
+    while (seconds := clock.monotonic() - began) <= longest:
+        on_wait(seconds)
+        clock.sleep(5)
+
+
+def test_lines_name_unusual_waits_only(clock: Clock) -> None:
     """Each wait of 40 s is polled every 5 s. The first is new; then one of 40 s is usual, and one of 10 minutes not."""
     output = io.StringIO()
     display = make_display(Console(file=output, width=300), steps=50, first_step=0)
     for longest in (40, 40, 40, 600, 40):
-        for seconds in range(0, longest + 1, 5):
-            display.waiting("the workers sample", float(seconds))
-        display.waiting("the server answers", 0.1)  # too short to count
+        wait(clock, longest, partial(display.waiting, "the workers sample", recurring=True))
+        wait(clock, 0.1, partial(display.waiting, "the server answers", recurring=True))  # too short to count
     waits = [line.split()[1] for line in output.getvalue().splitlines()]
     assert waits == ["30", "120", "240", "480"]
+
+
+def test_an_outage_is_reported_whatever_is_usual_and_once_for_all_threads(clock: Clock) -> None:
+    """Each has a wait of ten minutes for the first batches before it, and the main thread waits meanwhile."""
+    output = io.StringIO()
+    display = make_display(Console(file=output, width=300), steps=50, first_step=0)
+    batches = partial(display.waiting, "the worker starts", recurring=True)
+    outage = partial(display.waiting, "the reference server does not answer")
+    for _ in range(2):
+        wait(clock, 600, batches)
+        for tick in range(0, 140, 2):
+            clock.sleep(2)
+            batches(float(tick))
+            for begun in (0, 5, 20):
+                if tick >= begun:
+                    outage(float(tick - begun))
+    outages = [line.split()[1] for line in output.getvalue().splitlines() if "does not answer" in line]
+    assert outages == 2 * ["30", "60", "120"]
 
 
 def test_lines_begin_with_the_first_step_of_a_process() -> None:
