@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
+from shared.sampling_mask import SamplingMask
+
 Array = NDArray[Any]
 
 # Bounds of a batch's numbers: server, client and trainer refuse values beyond them, which could break a step.
@@ -56,12 +58,15 @@ class TokenGroup:
     prompt_ids: int64 (P,), P >= 1. completion_ids: int64 (C,). completion_lengths: int64 (G,), each >= 1, sum C.
     images: float32, uint8 or int64 tensors by the names that the model's own forward gives them, such as pixel_values
     and image_grid_thw; empty for a text prompt. prompt_ids then contain a placeholder token for each image feature.
+    sampling_mask: the tokens that top-k, top-p or min-p kept for each of the C tokens; None if none was left out.
+    Log-probs and entropies are of the distribution over the kept tokens.
     """
 
     prompt_ids: Array
     completion_ids: Array
     completion_lengths: Array
     images: Mapping[str, Array] = field(default_factory=dict)
+    sampling_mask: SamplingMask | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", MappingProxyType(dict(self.images)))
@@ -79,6 +84,8 @@ class TokenGroup:
                 "completion_lengths",
                 f"must sum to the {total} tokens of completion_ids, got {self.completion_lengths.sum()}",
             )
+        if self.sampling_mask is not None:
+            _check_sampling_mask(self.sampling_mask, self.completion_ids)
 
     @property
     def size(self) -> int:
@@ -92,8 +99,10 @@ class TokenGroup:
 
     def check_ids(self, vocabulary: int, whose: str) -> None:
         """Raises BatchError unless every id lies in [0, vocabulary). whose: names the vocabulary in the message."""
-        for name, ids in (("prompt_ids", self.prompt_ids), ("completion_ids", self.completion_ids)):
-            if ids.min() < 0 or ids.max() >= vocabulary:
+        kept = self.completion_ids if self.sampling_mask is None else self.sampling_mask.token_ids
+        named = {"prompt_ids": self.prompt_ids, "completion_ids": self.completion_ids, "sampling_mask_ids": kept}
+        for name, ids in named.items():
+            if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
                 raise BatchError(name, f"must lie in [0, {vocabulary}), {whose}")
 
     @property
@@ -122,8 +131,13 @@ class TokenGroup:
         """Groups with almost equal numbers of the completions, in order. count: at most G."""
         ends = [self.size * part // count for part in range(1, count)]
         lengths = np.split(self.completion_lengths, ends)
-        ids = np.split(self.completion_ids, np.cumsum(self.completion_lengths)[[end - 1 for end in ends]])
-        return [TokenGroup(self.prompt_ids, *part, self.images) for part in zip(ids, lengths, strict=True)]
+        places = np.cumsum(self.completion_lengths)[[end - 1 for end in ends]]
+        ids = np.split(self.completion_ids, places)
+        masks = [None] * count if self.sampling_mask is None else self.sampling_mask.split(places)
+        return [
+            TokenGroup(self.prompt_ids, *part, self.images, mask)
+            for *part, mask in zip(ids, lengths, masks, strict=True)
+        ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -298,6 +312,17 @@ def check_tensor(name: str, value: Array, dtype: type[np.generic], length: int |
         raise BatchError(name, f"must be {np.dtype(dtype).name}, got {value.dtype.name}")
     if value.ndim != 1 or (length is not None and len(value) != length):
         raise BatchError(name, f"must have shape ({'*' if length is None else length},), got {value.shape}")
+
+
+def _check_sampling_mask(mask: SamplingMask, completion_ids: Array) -> None:
+    check_tensor("sampling_mask_ids", mask.token_ids, np.int32)
+    check_tensor("sampling_mask_counts", mask.counts, np.int64, len(completion_ids))
+    total = len(mask.token_ids)
+    # Check each count before the sum, which could overflow otherwise.
+    if mask.counts.min() < 0 or mask.counts.max() > total or mask.counts.sum() != total:
+        raise BatchError("sampling_mask_counts", f"must be >= 0 and sum to the {total} ids of sampling_mask_ids")
+    if not mask.keeps(completion_ids):
+        raise BatchError("sampling_mask_ids", "must hold the completion's token wherever they hold any")
 
 
 def _check_images(images: Mapping[str, Array]) -> None:

@@ -17,7 +17,7 @@ from shared.batch import Array, BatchError
 
 MAX_HEADER_BYTES = 64 * 1024
 
-_DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
+_DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "I32": np.int32, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
 _IMAGE_DTYPES = ("F32", "U8", "I64")
 # Of a tensor's entry in the header.
 _PART_KEYS = {"dtype", "shape", "data_offsets"}
@@ -27,7 +27,7 @@ _PART_KEYS = {"dtype", "shape", "data_offsets"}
 class Layout:
     """The tensors and metadata that a kind of file may hold.
 
-    noun: names the kind in messages. dtypes: I64, F32 or BOOL by tensor of one dimension. prefix: of further ones,
+    noun: names the kind in messages. dtypes: I64, I32, F32 or BOOL by tensor of one dimension. prefix: of further ones,
     which are F32. image_prefix: of tensors that have any shape, and the dtype F32, U8 or I64.
     header_bytes: the longest header by metadata's `format`; MAX_HEADER_BYTES for others.
     """

@@ -16,6 +16,7 @@ import safetensors.numpy
 from shared import tensor_file
 from shared.api import Lease
 from shared.batch import LINEAGE, Array, Batch, BatchError, StepRewards, TokenGroup, Training, check_logps
+from shared.sampling_mask import SamplingMask
 from shared.tensor_file import MAX_HEADER_BYTES, Layout, number, read_header, required
 
 CONTENT_TYPE = "application/vnd.safetensors"
@@ -38,6 +39,8 @@ _TENSORS = {
     "finished": "BOOL",
     "sampler_logps": "F32",
     "loss_mask": "BOOL",
+    "sampling_mask_ids": "I32",
+    "sampling_mask_counts": "I64",
     "policy_versions": "I64",
     "step_rewards": "F32",
     "step_ends": "I64",
@@ -45,6 +48,7 @@ _TENSORS = {
     "ref_logps": "F32",
     "teacher_logps": "F32",
 }
+_MASK_TENSORS = ("sampling_mask_ids", "sampling_mask_counts")
 _STEP_TENSORS = ("step_rewards", "step_ends", "step_counts")
 _REWARD_PREFIX = "reward/"
 _IMAGE_PREFIX = "image/"
@@ -81,6 +85,8 @@ def encode(batch: Batch) -> bytes:
         **{_REWARD_PREFIX + name: part for name, part in batch.reward_parts.items()},
         **{_IMAGE_PREFIX + name: tensor for name, tensor in batch.group.images.items()},
     }
+    if (mask := batch.group.sampling_mask) is not None:
+        tensors |= {"sampling_mask_ids": mask.token_ids, "sampling_mask_counts": mask.counts}
     if batch.steps is not None:
         tensors |= {
             "step_rewards": batch.steps.rewards,
@@ -181,6 +187,7 @@ def to_batch(metadata: dict[str, str], tensors: dict[str, Array]) -> Batch:
             required(tensors, "completion_ids"),
             required(tensors, "completion_lengths"),
             _by_suffix(tensors, _IMAGE_PREFIX),
+            _sampling_mask(tensors),
         ),
         rewards=required(tensors, "rewards"),
         finished=required(tensors, "finished"),
@@ -221,6 +228,12 @@ def _choose_format(metadata: dict[str, str], tensors: dict[str, Array]) -> bool:
 def _by_suffix(tensors: dict[str, Array], prefix: str) -> dict[str, Array]:
     """The tensors whose names begin with the prefix, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _sampling_mask(tensors: dict[str, Array]) -> SamplingMask | None:
+    if not any(name in tensors for name in _MASK_TENSORS):
+        return None
+    return SamplingMask(*(required(tensors, name) for name in _MASK_TENSORS))
 
 
 def _steps(tensors: dict[str, Array]) -> StepRewards | None:

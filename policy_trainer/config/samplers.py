@@ -34,15 +34,15 @@ class SamplerTraits:
     """It can sample from a base model in 4 bits whose adapters are trained (lora.load_in_4bit)."""
     adapts_vision_tower: bool = False
     """It supports adapters on the layers of a vision tower, not only on those of the language model."""
-    logps_of_all_tokens: bool = False
-    """Its log-probs are normalised over the whole vocabulary, as the learner's are, even if top_p, top_k, min_p or
-    repetition_penalty change the distribution that it samples from."""
+    sampling_masks: bool = False
+    """It returns the tokens that top_p, top_k and min_p kept, and the policy's log-probs over these, whatever
+    repetition_penalty is. Log-probs of others are of the distribution that they sample from."""
 
 
 SAMPLERS: Mapping[str, SamplerTraits] = {
     "hf": SamplerTraits(
         "policy_trainer.rollout.sampling.hf:HFSampler", "transformers", "transformers",
-        can_fork=True, takes_4bit=True, adapts_vision_tower=True, logps_of_all_tokens=True,
+        can_fork=True, takes_4bit=True, adapts_vision_tower=True, sampling_masks=True,
     ),
     "vllm": SamplerTraits(
         "policy_trainer.rollout.sampling.vllm:VllmSampler", "vLLM", "vLLM in this process",

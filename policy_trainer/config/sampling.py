@@ -10,6 +10,9 @@ from policy_trainer.config.marks import Resume, Travel
 from shared.batch import MAX_TEMPERATURE, MIN_TEMPERATURE
 from shared.settings import Dtype, InHelp, Section, Verbatim
 
+# With sampling masks, the likeliest tokens that may be drawn where `top_k` sets no number: it bounds the masks' bytes.
+MOST_KEPT = 512
+
 
 class SamplingConfig(Section):
     """How completions are sampled."""
@@ -23,13 +26,13 @@ class SamplingConfig(Section):
     temperature: Annotated[float, InHelp("eval")] = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Logits are divided by it in sampling, scoring and training."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: sample among the likeliest tokens whose probabilities sum to top_p; 1 turns it off. The learner
-    does not renormalise, so below 1 the ratio is biased."""
+    """Nucleus sampling: sample among the likeliest tokens whose probabilities sum to top_p; 1 turns it off. Below 1 a
+    token is one of the 512 likeliest, unless top_k is set. With the sampler hf all log-probs are renormalised over the
+    tokens that top_p, top_k and min_p keep; with others the ratio is biased."""
     top_k: int = Field(default=0, ge=0)
-    """Sample among the k likeliest tokens; 0 turns it off. The learner does not renormalise, so the ratio is biased."""
+    """Sample among the k likeliest tokens; 0 turns it off. See top_p."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Leave out tokens less likely than min_p times the likeliest one; 0 turns it off. It biases the ratio as top_p
-    does."""
+    """Leave out tokens less likely than min_p times the likeliest one; 0 turns it off. See top_p."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Above 1, tokens that the prompt or the completion has already become less likely, also in evaluations; 1 turns it
     off. The learner does not apply it, so the ratio is biased."""
@@ -71,6 +74,11 @@ class SamplingConfig(Section):
                 "sampling.regroup: a round of one prompt has no place for a kept one: use more prompts_per_round"
             )
         return self
+
+    @property
+    def leaves_tokens_out(self) -> bool:
+        """Whether some tokens of the vocabulary are never sampled, however the logits are."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 class TurnsConfig(Section):

@@ -241,7 +241,7 @@ def _sampler_errors(config: TrainConfig) -> Iterator[str]:
             f"{spell_setting('sampler')} {samplers_with('adapts_vision_tower')}"
         )
     changed = [name for name, off in _RENORMALISING.items() if getattr(config.sampling, name) != off]
-    if changed and not traits.logps_of_all_tokens and config.loss.old_logps in ("sampler", "log_linear"):
+    if changed and not traits.sampling_masks and config.loss.old_logps in ("sampler", "log_linear"):
         yield (
             f"sampling.{changed[0]}: {traits.engine} reports log-probs of what it drew from, and the learner's are of "
             f"all tokens, so the ratio of loss.old_logps = {config.loss.old_logps} would be wrong: set it to "
@@ -313,15 +313,11 @@ def cautions(config: TrainConfig) -> list[str]:
             "loss.aggregation = luspo sums over tokens, and is published with one ratio for a completion: set "
             "loss.importance_sampling_level = sequence"
         )
-    if sampling.top_p < 1 or sampling.top_k > 0:
+    if sampling.leaves_tokens_out and not config.sampler_traits.sampling_masks:
         warnings.append(
-            "sampling.top_p or top_k: completions are drawn from the likeliest tokens only, and the learner does not "
-            "renormalise, so the ratio and the KL are biased; top_p = 1 and top_k = 0 turn them off"
-        )
-    if sampling.min_p > 0:
-        warnings.append(
-            "sampling.min_p: completions are drawn from the likeliest tokens only, and the learner does not "
-            "renormalise, so the ratio and the KL are biased; min_p = 0 turns it off"
+            f"sampling.top_p, top_k or min_p: {config.sampler_traits.engine} does not say which tokens they kept, so "
+            "the learner's log-probs are of all tokens, and the ratio and the KL are biased; top_p = 1, top_k = 0 and "
+            f"min_p = 0 turn them off, and {spell_setting('sampler')} {samplers_with('sampling_masks')} says it"
         )
     if sampling.repetition_penalty != 1:
         warnings.append(

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from policy_trainer.data.conversation import Conversation
 from shared.batch import Array, StepRewards, TokenGroup
+from shared.sampling_mask import SamplingMask
 
 if TYPE_CHECKING:  # the commands that read samples need no PyTorch
     from policy_trainer.data.prompts import EncodedPrompt
@@ -20,14 +21,16 @@ class Completion:
     """ids: int64 (T,), with the EOS if it was sampled. logps: float32 (T,), at the sampling temperature.
 
     finished: True if an EOS token or a stop text ended it, False if it was cut off at the length limit. eos: whether
-    the last id is an EOS token, which is not part of the text. conversation: of a rollout of several turns; its ids and
-    logps then include the tokens between the turns, whose log-probs are 0.
+    the last id is an EOS token, which is not part of the text. sampling_mask: the tokens among which each was drawn,
+    over which its log-prob is normalised; None for all. conversation: of a rollout of several turns; its ids and logps
+    then include the tokens between the turns, whose log-probs are 0.
     """
 
     ids: np.ndarray
     logps: np.ndarray
     finished: bool
     eos: bool = False
+    sampling_mask: SamplingMask | None = None
     conversation: Conversation | None = None
 
     @property
@@ -64,7 +67,10 @@ def group_tokens(
     prompt: "EncodedPrompt", completions: Sequence[Completion]
 ) -> tuple[TokenGroup, np.ndarray, np.ndarray]:
     """Packs a prompt and its completions: the tokens, float32 (C,) log-probs, and bool (G,) finished."""
-    tokens = _group(prompt.ids, [completion.ids for completion in completions], prompt.images)
+    masks = [completion.sampling_mask for completion in completions]
+    lengths = [len(completion.ids) for completion in completions]
+    mask = SamplingMask.join(masks, lengths)
+    tokens = _group(prompt.ids, [completion.ids for completion in completions], prompt.images, mask)
     logps = np.concatenate([completion.logps for completion in completions])
     return tokens, logps, np.array([completion.finished for completion in completions])
 
@@ -109,10 +115,12 @@ def _group(
     prompt: Sequence[int],
     completions: Sequence[Sequence[int] | np.ndarray],
     images: Mapping[str, Array] = MappingProxyType({}),
+    sampling_mask: SamplingMask | None = None,
 ) -> TokenGroup:
     return TokenGroup(
         np.array(prompt, np.int64),
         np.concatenate([np.array(ids, np.int64) for ids in completions]),
         np.array([len(ids) for ids in completions], np.int64),
         images,
+        sampling_mask,
     )

@@ -28,7 +28,7 @@ from policy_trainer.rewards.judging import Judgement, RewardScorer
 from policy_trainer.rewards.registry import part_weights
 from policy_trainer.rollout.environments.rollouts import Rollouts
 from policy_trainer.rollout.environments.single_answers import OpenProblem, SingleAnswers
-from policy_trainer.rollout.sampling.sampler import Sampler, sampling_params
+from policy_trainer.rollout.sampling.sampler import Sampler, training_params
 from policy_trainer.weights.published.publication import Publication
 from shared.batch import StepRewards
 from shared.client.retry import OnWait
@@ -221,7 +221,7 @@ class Rounds:
         self._encoder = encoder
         self._judge = judge
         self._task = task
-        self._params = sampling_params(config.sampling)
+        self.params = training_params(config)
         self._part_weights = part_weights(config, task) if config.loss.advantage == "gdpo" else None
         self._step_judge = step_judge(task) if config.judging.steps else None
         self._pool = Pool(config.sampling, config.seed)
@@ -254,7 +254,7 @@ class Rounds:
         indexes, opened, prompts = zip(*drawn, strict=True)
         seed = int(np.random.SeedSequence((self._config.seed, indexes[0])).generate_state(1)[0])
         problems, in_step = [*zip(opened, prompts, strict=True)], publication.groups is not None
-        sampled = self._rollouts.sample(self._sampler, problems, self._params, seed, in_step=in_step)
+        sampled = self._rollouts.sample(self._sampler, problems, self.params, seed, in_step=in_step)
         began = time.monotonic()
         judged = self._judge.judge([*zip([each.problem for each in opened], sampled, strict=True)])
         for index, prompt, completions, judgement in zip(indexes, prompts, sampled, judged, strict=True):
@@ -282,7 +282,7 @@ class Rounds:
         dropped_in_a_row, pause, began = 0, 0.5, time.monotonic()
         while len(drawn) < count:
             problems = {index: self._task.problem(index) for index in (draw() for _ in range(count - len(drawn)))}
-            opened = self._rollouts.open(problems, self._params.num_generations)
+            opened = self._rollouts.open(problems, self.params.num_generations)
             if not any(opened):  # what they need may be back soon
                 self._wait("environments that can be reset", time.monotonic() - began)
                 pause = min(2 * pause, _MAX_PAUSE)

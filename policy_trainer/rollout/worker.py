@@ -210,7 +210,7 @@ class RolloutWorker:
 
     def _batch(self, publication: Publication, group: JudgedGroup, sample: str) -> Batch:
         tokens, logps, finished = group_tokens(group.prompt, group.completions)
-        sampling = self._config.sampling
+        params = self._rounds.params
         return Batch(
             id=str(uuid7()),
             run=publication.run,
@@ -218,7 +218,7 @@ class RolloutWorker:
             epoch=publication.epoch,
             policy_version=int(group.versions.min()),
             policy_versions=group.versions if len(set(group.versions)) > 1 else None,
-            temperature=sampling.temperature,
+            temperature=params.temperature,
             group=tokens,
             rewards=group.judgement.rewards,
             finished=finished,
@@ -226,8 +226,8 @@ class RolloutWorker:
             loss_mask=loss_mask(group.completions),
             reward_parts=group.judgement.parts,
             steps=group.steps,
-            top_p=sampling.top_p if sampling.top_p < 1 else None,
-            top_k=sampling.top_k or None,
+            top_p=params.top_p if params.top_p < 1 else None,
+            top_k=params.top_k or None,
             task=group.problem.task or self._rounds.task_name,
             index=group.index,
             sample=sample,

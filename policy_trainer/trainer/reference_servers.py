@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.config import INLINE, TrainConfig
+from policy_trainer.config.sampling import MOST_KEPT
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.processes.children import Child, RestartedChild
 from policy_trainer.processes.fork_server import ForkServer
@@ -37,6 +38,8 @@ _PREDECESSOR_SECONDS = 40.0
 _MOST_IMAGE_MIB = 1024
 # Upper bound of a batch's bytes for each token: its id, log-probs and masks.
 _TOKEN_BYTES = 64
+# Of each token of a sampling mask.
+_KEPT_BYTES = 4
 # Interval for checking the server's process, also while waiting for its first answer.
 _LOOK_SECONDS = 0.2
 
@@ -240,17 +243,21 @@ def _served(config: TrainConfig) -> list[str]:
 
 
 def _limits(config: TrainConfig, policy: PreTrainedModel | None) -> list[str]:
-    """Options for a server that accepts the run's largest batches with pictures; none for a model without pictures."""
+    """Options for a server that accepts the run's largest batches with pictures or sampling masks; none where batches
+    have neither."""
     vision = None if policy is None else vision_of(policy)
-    if policy is None or vision is None:
+    kept = (config.sampling.top_k or MOST_KEPT) if config.sampling.leaves_tokens_out else 0
+    if vision is None and not kept:
         return []
-    prompt = prompt_limit(policy, config)
+    prompt = config.data.max_prompt_length if policy is None else prompt_limit(policy, config)
     completions = config.sampling.num_generations * config.sampling.max_completion_length
-    images = min(_MOST_IMAGE_MIB, _mib(vision.most_bytes(prompt)))
-    body = max(64, images + _mib(_TOKEN_BYTES * (prompt + completions)))
+    images = 0 if vision is None else min(_MOST_IMAGE_MIB, _mib(vision.most_bytes(prompt)))
+    tokens = _TOKEN_BYTES * (prompt + completions) + _KEPT_BYTES * kept * completions
+    body = max(64, images + _mib(tokens))
     queued = max_waiting(config) + 2 * config.groups_per_step  # the batches of two steps may be leased
     return [
-        "--max-image-mib", str(images), "--max-body-mib", str(body), "--max-bodies-mib", str(max(256, 2 * body)),
+        *(["--max-image-mib", str(images)] if images else []),
+        "--max-body-mib", str(body), "--max-bodies-mib", str(max(256, 2 * body)),
         "--queue.max-mib", str(max(4096, 2 * body * queued)),  # one run may use half of the queue
     ]  # fmt: skip
 

@@ -11,11 +11,13 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.logprobs.head import LMHead
+from shared.logprobs.kept_tokens import KeptTokens, kept_tokens
 from shared.logprobs.vision import vision_of
 
 
 class LogprobForward(Protocol):
-    """Computes log-probs of logits / temperature, each group at its own temperature.
+    """Computes log-probs of logits / temperature, each group at its own temperature, over the tokens that a group's
+    sampling mask keeps.
 
     Differentiable with respect to the model's parameters where gradients are enabled.
     """
@@ -77,9 +79,11 @@ class HiddenForward(ABC):
     def _hidden(self, groups: Sequence[TokenGroup]) -> Tensor:
         """(sum of C, h) hidden states that predict the completion tokens, in order."""
 
-    def _inputs(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
-        """(sum of C, h) hidden states, (sum of C,) completion tokens and temperatures, where the head is: layers of a
-        model that is spread over devices may be elsewhere."""
+    def _inputs(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+    ) -> tuple[Tensor, Tensor, Tensor, KeptTokens | None]:
+        """(sum of C, h) hidden states, (sum of C,) completion tokens and temperatures, and the sampling masks, where
+        the head is: layers of a model that is spread over devices may be elsewhere."""
         tokens = np.concatenate([group.completion_ids for group in groups])
         head = self._head()
         # A scale of the logits does what a temperature does.
@@ -89,4 +93,5 @@ class HiddenForward(ABC):
             self._hidden(groups).to(device),
             torch.tensor(tokens, device=device),
             torch.tensor(per_token, dtype=torch.float32, device=device),
+            kept_tokens(groups, device),
         )

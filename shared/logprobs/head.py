@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from shared.logprobs.kept_tokens import KeptTokens
+
 # Logits of one tile. On a CPU 4 MiB of float32, which fit its caches; a GPU needs more work per call.
 _TILE_LOGITS = {"cpu": 2**20}
 _GPU_TILE_LOGITS = 2**26
@@ -55,24 +57,32 @@ class LMHead:
         scale = math.prod(scale for scale in scales if scale) / (getattr(config, "logits_scaling", None) or 1)
         return cls(head.weight, head.bias, softcap or None, scale)
 
-    def logps(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> Tensor:
-        """(C, h) hidden states, (C,) targets and temperatures -> (C,) log-probs, float32 or float64."""
-        return self._apply(hidden, targets, temperatures, with_entropy=False)[0]
+    def logps(
+        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None = None
+    ) -> Tensor:
+        """(C, h) hidden states, (C,) targets and temperatures -> (C,) log-probs, float32 or float64.
 
-    def logps_and_entropy(self, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        mask: the tokens of the distribution at each position, the target among them; None for all tokens.
+        """
+        return self._apply(hidden, targets, temperatures, mask, with_entropy=False)[0]
+
+    def logps_and_entropy(
+        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The same, and the (C,) entropies in nats. Their gradient costs nothing where the loss does not use them."""
-        return self._apply(hidden, targets, temperatures, with_entropy=True)
+        return self._apply(hidden, targets, temperatures, mask, with_entropy=True)
 
     @torch.no_grad()
     def logps_and_likeliest(
-        self, hidden: Tensor, targets: Tensor, temperatures: Tensor
+        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The log-probs, and for each position the token with the highest, int64 (C,), with that log-prob.
 
         Where it is the target, both log-probs are the same to the last bit. The logits are computed a second time.
         """
-        logps = self.logps(hidden, targets, temperatures)
-        tiles = Tiles.of(hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures, self.softcap)
+        logps = self.logps(hidden, targets, temperatures, mask)
+        inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
+        tiles = Tiles.of(*inputs, self.softcap, mask)
         target, highest = torch.zeros_like(logps), torch.full_like(logps, -math.inf)
         tokens_with_it = torch.zeros_like(targets)
         for vocabulary in tiles.vocabulary:
@@ -86,9 +96,11 @@ class LMHead:
                 tokens_with_it[tokens] = torch.where(higher, columns + vocabulary.start, tokens_with_it[tokens])
         return logps, tokens_with_it, logps + (highest - target)
 
-    def _apply(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, with_entropy: bool) -> tuple[Tensor, Any]:
+    def _apply(
+        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None, *, with_entropy: bool
+    ) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        options = self.softcap, with_entropy, KEPT_LOGITS if torch.is_grad_enabled() else 0
+        options = self.softcap, mask, with_entropy, KEPT_LOGITS if torch.is_grad_enabled() else 0
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
         return _TiledLogps.apply(*inputs, options)  # type: ignore[return-value]
 
@@ -134,7 +146,7 @@ class _Entropies(torch.autograd.Function):
 
 
 class _TiledLogps(torch.autograd.Function):
-    """options: (softcap, with_entropy, logits_to_keep).
+    """options: (softcap, mask, with_entropy, logits_to_keep).
 
     logits_to_keep: logits kept in memory for the backward instead of being recomputed.
     """
@@ -147,10 +159,10 @@ class _TiledLogps(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
-        options: tuple[float | None, bool, int],
+        options: tuple[float | None, KeptTokens | None, bool, int],
     ) -> tuple[Tensor, Tensor | None]:
-        softcap, with_entropy, logits_to_keep = options
-        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap)
+        softcap, mask, with_entropy, logits_to_keep = options
+        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap, mask)
         shape = (len(tiles.vocabulary), len(hidden))
         # For each part of the vocabulary: the log-sum-exp, and the expected logit.
         sums, expected = hidden.new_zeros((2, *shape), dtype=wide(hidden.dtype))
@@ -175,7 +187,7 @@ class _TiledLogps(torch.autograd.Function):
         log_sum = sums.logsumexp(dim=0)
         entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0) if with_entropy else None
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum, entropy)
-        ctx.softcap, ctx.kept = softcap, kept
+        ctx.softcap, ctx.mask, ctx.kept = softcap, mask, kept
         ctx.set_materialize_grads(False)
         return target - log_sum, entropy
 
@@ -183,7 +195,7 @@ class _TiledLogps(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         hidden, weight, bias, targets, temperatures, log_sum, entropy = ctx.saved_tensors
-        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, ctx.softcap)
+        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, ctx.softcap, ctx.mask)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
@@ -233,6 +245,7 @@ class Tiles:
     all_targets: Tensor
     temperatures: Tensor
     softcap: float | None
+    mask: KeptTokens | None
     tokens: list[slice]
     vocabulary: list[slice]
     buffer: Tensor
@@ -246,12 +259,13 @@ class Tiles:
         targets: Tensor,
         temperatures: Tensor,
         softcap: float | None,
+        mask: KeptTokens | None,
     ) -> "Tiles":
         tokens = list(_slices(len(hidden), _TILE_TOKENS))
         size = tile_logits(hidden.device.type) // tokens[0].stop
         vocabulary = list(_slices(len(weight), max(1, size)))
         buffer = hidden.new_empty(tokens[0].stop * vocabulary[0].stop)
-        return cls(hidden, weight, bias, targets, temperatures, softcap, tokens, vocabulary, buffer)
+        return cls(hidden, weight, bias, targets, temperatures, softcap, mask, tokens, vocabulary, buffer)
 
     @staticmethod
     def shape(tokens: slice, vocabulary: slice) -> tuple[int, int]:
@@ -268,7 +282,8 @@ class Tiles:
         logits = logits.to(wide(hidden.dtype))
         if self.softcap is not None:
             logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits.div_(self.temperatures[tokens, None])
+        logits = logits.div_(self.temperatures[tokens, None])
+        return logits if self.mask is None else self.mask.apply_(logits, tokens.start, vocabulary.start)
 
     def targets(self, tokens: slice, vocabulary: slice) -> tuple[Tensor, Tensor]:
         """bool (T,): is the token's target in this part; (T, 1): its column, arbitrary if it is not."""

@@ -1,6 +1,7 @@
 """Forwards over right-padded rows of similar length: correct for every causal model, as none attends to the right."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.logprobs.forward import HiddenForward, body_of
-from shared.logprobs.head import target_logps, target_logps_and_entropies, target_logps_and_likeliest
+from shared.logprobs.head import target_logps, target_logps_and_entropies, target_logps_and_likeliest, wide
+from shared.logprobs.kept_tokens import kept_tokens
 from shared.logprobs.vision import Vision, vision_of
 
 # Most tokens of a padded micro-batch, unless a single row has more.
@@ -62,6 +64,11 @@ class PlainForward:
         rows = _rows(groups)
         logits = _by_row(self._model, self._vision, rows, lambda **inputs: self._model(**inputs).logits)
         targets = [torch.tensor(ids[len(group.prompt_ids) :], device=self._model.device) for group, ids in rows]
+        if (mask := kept_tokens(groups, self._model.device)) is not None:
+            starts = [0, *accumulate(map(len, targets))]
+            # A copy: the backward of the model needs its output.
+            copies = [row.to(wide(row.dtype), copy=True) for row in logits]
+            logits = [mask.apply_(copy, start, 0) for copy, start in zip(copies, starts, strict=False)]
         per_row = np.repeat(temperatures, [group.size for group in groups]).tolist()
         return list(zip(logits, targets, per_row, strict=True))
 

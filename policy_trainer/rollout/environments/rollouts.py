@@ -28,6 +28,7 @@ from policy_trainer.rollout.environments.sessions import RESET, Session, Session
 from policy_trainer.rollout.environments.single_answers import OnProgress, Opened, OpenProblem, nothing
 from policy_trainer.rollout.sampling.sampler import RunningBatch, Sampler, SamplingParams
 from shared.errors import UserError
+from shared.sampling_mask import SamplingMask
 
 # Threads that wait for tools, at most.
 _MOST_THREADS = 512
@@ -53,6 +54,8 @@ class _Rollout:
     problem: Problem | None = None
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    sampling_masks: list[SamplingMask | None] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     calls: list[tuple[CallRecord, ...]] = field(default_factory=list)
@@ -62,7 +65,11 @@ class _Rollout:
     seconds: float = 0.0
     reward: float | None = None
 
-    def append(self, ids: Sequence[int], logps: Sequence[float], *, sampled: bool) -> None:
+    def append(
+        self, ids: Sequence[int], logps: Sequence[float], mask: SamplingMask | None = None, *, sampled: bool
+    ) -> None:
+        self.sampling_masks.append(mask)
+        self.lengths.append(len(ids))
         self.ids += ids
         self.logps += logps
         self.mask += [sampled] * len(ids)
@@ -86,7 +93,8 @@ class _Rollout:
             problem=self.problem,
         )
         ids, logps = np.array(self.ids, np.int64), np.array(self.logps, np.float32)
-        return Completion(ids, logps, self.end == "finished", self.last.eos, conversation)
+        sampling_mask = SamplingMask.join(self.sampling_masks, self.lengths)
+        return Completion(ids, logps, self.end == "finished", self.last.eos, sampling_mask, conversation)
 
 
 def open_sessions(config: CommonConfig, judge: RewardScorer, stack: ExitStack) -> Sessions | None:
@@ -266,7 +274,7 @@ class Rollouts:
 
     def _turn_ended(self, rollout: _Rollout, completion: Completion) -> Sequence[Call]:
         """The calls of the turn, if the rollout goes on."""
-        rollout.append(completion.ids.tolist(), completion.logps.tolist(), sampled=True)
+        rollout.append(completion.ids.tolist(), completion.logps.tolist(), completion.sampling_mask, sampled=True)
         rollout.last = completion
         turn = rollout.dialogue.read(completion.ids.tolist(), rollout.tools)
         rollout.messages.append(turn.message)

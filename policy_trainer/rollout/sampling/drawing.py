@@ -24,11 +24,11 @@ def sample_tokens(
     generator: torch.Generator,
     earlier: Callable[[], Tensor],
     forbidden: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(B, V) logits -> int64 (B,) tokens and float32 (B,) log-probs.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(B, V) logits -> int64 (B,) tokens, float32 (B,) log-probs, and with sampling masks bool (B, V) kept tokens.
 
-    The log-probs are the model's at the temperature: the repetition penalty, top-k, top-p and min-p change only which
-    tokens are drawn. earlier: returns int64 (B, T), the tokens of each row's prompt and completion so far, on which the
+    The log-probs are the model's at the temperature, with sampling masks over the kept tokens: the repetition penalty,
+    and without masks top-k, top-p and min-p, change only which tokens are drawn. earlier: returns int64 (B, T), the tokens of each row's prompt and completion so far, on which the
     penalty falls as in transformers and vLLM (CTRL, arXiv 1909.05858). forbidden: int64 (F,) ids that are never drawn.
     """
     greedy = params.temperature == 0
@@ -40,8 +40,16 @@ def sample_tokens(
         weighed = (penalised / temperature).log_softmax(dim=1)
     if forbidden is not None and len(forbidden):
         weighed = weighed.index_fill(1, forbidden, -torch.inf)
-    tokens = weighed.argmax(dim=1, keepdim=True) if greedy else _draw(_likeliest(weighed, params).exp(), generator)
-    return tokens[:, 0], logps.gather(1, tokens)[:, 0]
+    if greedy:
+        tokens = weighed.argmax(dim=1, keepdim=True)
+        return tokens[:, 0], logps.gather(1, tokens)[:, 0], None
+    likeliest = _likeliest(weighed, params)
+    tokens = _draw(likeliest.exp(), generator)
+    if not params.sampling_masks:
+        return tokens[:, 0], logps.gather(1, tokens)[:, 0], None
+    kept = likeliest > -torch.inf
+    logps = logps.masked_fill(~kept, -torch.inf).log_softmax(dim=1)
+    return tokens[:, 0], logps.gather(1, tokens)[:, 0], kept
 
 
 def _draw(weights: Tensor, generator: torch.Generator) -> Tensor:

@@ -7,7 +7,7 @@ others. The longest row determines how many columns attention reads in a step.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import numpy as np
 import torch
@@ -30,26 +30,30 @@ from policy_trainer.rollout.sampling.prefix_cache import PrefixCache
 from policy_trainer.rollout.sampling.sampler import SamplingParams
 from shared.logprobs.attention import attention_of, set_attention
 from shared.logprobs.vision import vision_of
+from shared.sampling_mask import SamplingMask
 
 # Most tokens of a prefill, its padding included. Without a limit many rows that join together could fill the memory.
 _PREFILL_TOKENS = 2**16
 # Ended rows are dropped once they are more than this share of a batch: dropping moves the other rows.
 _DROP_SHARE = 0.125
 
-# (B, V) logits, and a function that returns int64 (B, T) earlier tokens -> int64 (B,) tokens, float32 (B,) log-probs.
-Draw = Callable[[Tensor, Callable[[], Tensor]], tuple[Tensor, Tensor]]
+# (B, V) logits, and a function that returns int64 (B, T) earlier tokens -> int64 (B,) tokens, float32 (B,) log-probs,
+# and bool (B, V) kept tokens if completions have sampling masks.
+Draw = Callable[[Tensor, Callable[[], Tensor]], tuple[Tensor, Tensor, Tensor | None]]
 
 
 @dataclass(eq=False)
 class _Row:
     """A completion that is being sampled. number: the caller's number of it. limit: most tokens that it may have. ids,
-    logps: what was sampled until it ended."""
+    logps: what was sampled until it ended. kept: int32, for each of these the tokens among which it was drawn; empty
+    without sampling masks."""
 
     number: int
     prompt: EncodedPrompt
     limit: int
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    kept: list[np.ndarray] = field(default_factory=list)
     ended: bool = False
 
     def __len__(self) -> int:
@@ -140,7 +144,7 @@ class HFRunningBatch:
         self._batches = [batch for batch in self._batches if len(batch)]
         return ended
 
-    def _draw(self, logits: Tensor, earlier: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    def _draw(self, logits: Tensor, earlier: Callable[[], Tensor]) -> tuple[Tensor, Tensor, Tensor | None]:
         return sample_tokens(logits, self._params, self._generator, earlier, self._forbidden)
 
     def _use(self, attention: str) -> None:
@@ -187,7 +191,8 @@ class HFRunningBatch:
     def _completed(self, row: _Row) -> tuple[int, Completion]:
         ids, logps = np.array(row.ids, np.int64), np.array(row.logps, np.float32)
         finished = self._endings.reached(row.ids)
-        return row.number, Completion(ids, logps, finished, row.ids[-1] in self._endings.eos)
+        mask = SamplingMask.of(row.kept) if row.kept else None
+        return row.number, Completion(ids, logps, finished, row.ids[-1] in self._endings.eos, mask)
 
 
 class _Rows:
@@ -235,14 +240,17 @@ class _Rows:
 
     def sample(self, draw: Draw, endings: Endings) -> list[_Row]:
         """Samples a token for each row. Returns the rows that have ended."""
-        tokens, logps = draw(self._logits, self._earlier)
+        tokens, logps, kept = draw(self._logits, self._earlier)
+        masks = repeat(None) if kept is None else _ids(kept)
         gone = []
-        for row, token, logp in zip(self._rows, tokens.tolist(), logps.tolist(), strict=True):
+        for row, token, logp, mask in zip(self._rows, tokens.tolist(), logps.tolist(), masks, strict=False):
             if row.ended:
                 continue
             ids = row.ids
             ids.append(token)
             row.logps.append(logp)
+            if mask is not None:
+                row.kept.append(mask)
             # Not only `reached`: a call for each token would cost as much as all else here.
             if token in endings.ids or len(ids) >= row.limit or (endings.stop and endings.reached(ids)):
                 row.ended = True
@@ -269,3 +277,9 @@ class _Rows:
         else:
             self._past = torch.cat([self._past, self._tokens[:, None]], dim=1)
         return self._past
+
+
+def _ids(kept: Tensor) -> list[np.ndarray]:
+    """bool (B, V) -> for each row the ids of its kept tokens, int32."""
+    counts = kept.sum(dim=1).cpu().numpy()
+    return np.split(kept.nonzero()[:, 1].int().cpu().numpy(), np.cumsum(counts)[:-1])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, runtime_checkable
 
@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import CommonConfig, LoraConfig, SamplingConfig
+from policy_trainer.config.sampling import MOST_KEPT
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from shared.batch import TokenGroup
@@ -20,7 +21,7 @@ from shared.errors import UserError
 @dataclass(frozen=True)
 class SamplingParams:
     """num_generations: completions per prompt. temperature: 0 is greedy. top_p 1, top_k 0, min_p 0 and
-    repetition_penalty 1 turn these off."""
+    repetition_penalty 1 turn these off. sampling_masks: completions have one each; temperature is then above 0."""
 
     num_generations: int
     max_completion_length: int
@@ -31,6 +32,16 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    sampling_masks: bool = False
+
+
+def training_params(config: CommonConfig) -> SamplingParams:
+    """Parameters of the completions that are trained on."""
+    sampling = config.sampling
+    params = sampling_params(sampling)
+    if not (sampling.leaves_tokens_out and config.sampler_traits.sampling_masks):
+        return params
+    return replace(params, sampling_masks=True, top_k=sampling.top_k or MOST_KEPT)
 
 
 def sampling_params(

@@ -22,9 +22,11 @@ def cautions_of(**settings: Any) -> list[str]:
             "vespo",
         ),
         ({"loss": {"aggregation": "luspo"}}, "importance_sampling_level = sequence"),
-        ({"sampling": {"top_p": 0.9}}, "renormalise"),
-        ({"sampling": {"top_k": 5}}, "renormalise"),
-        ({"sampling": {"min_p": 0.1}}, "renormalise"),
+        *(
+            ({"sampling": sampling, "sampler": sampler, "loss": {"old_logps": "current"}}, "which tokens they kept")
+            for sampling in ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1})
+            for sampler in ("vllm", "mine:Sampler")
+        ),
         ({"sampling": {"repetition_penalty": 1.2}}, "penalised"),
         ({"groups_per_step": 2}, "the groups of 4 steps"),
         ({"reference": {"decay": 0.9}}, "sync_steps"),
@@ -51,6 +53,7 @@ def test_a_caution(settings: dict[str, Any], word: str) -> None:
         {"loss": {"kl": "k1", "kl_weight": "ratio"}},
         {"loss": {"kl": "k1", "beta": 0}},
         {"loss": {"kl": "k2"}},
+        *({"sampling": sampling} for sampling in ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1})),
         {"loss": {"surrogate": "vespo", "aggregation": "token_mean"}},
         {"loss": {"aggregation": "luspo", "importance_sampling_level": "sequence"}},
         {"lora": {"alpha": 16, "rank": 4}},

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shared.batch import Array, Batch, StepRewards, TokenGroup
+from shared.sampling_mask import SamplingMask
 from tests.policy_trainer.proofs.cases import REWARDS, WEIGHTS, mask_of_turns
 from tests.policy_trainer.proofs.oracle import Completion
 
@@ -20,18 +21,28 @@ from tests.policy_trainer.proofs.oracle import Completion
 STEP = 4
 
 
-def row_logps(model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float) -> Tensor:
+# For each token of a completion, the ids that the sampler kept; none where it left none out.
+Kept = Sequence[Sequence[int]]
+
+
+def row_logps(
+    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float, kept: Kept = ()
+) -> Tensor:
     """Log-probs of a single completion."""
-    return row_logps_and_entropies(model, prompt, completion, temperature)[0]
+    return row_logps_and_entropies(model, prompt, completion, temperature, kept)[0]
 
 
 def row_logps_and_entropies(
-    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float
+    model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float, kept: Kept = ()
 ) -> tuple[Tensor, Tensor]:
     logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
-    logps = torch.log_softmax(logits / temperature, dim=-1)[len(prompt) - 1 : -1]
-    entropies = torch.stack([-torch.stack([logp.exp() * logp for logp in token.unbind()]).sum() for token in logps])
-    return torch.stack([logps[t, token] for t, token in enumerate(completion)]), entropies
+    logps, entropies = [], []
+    for t, token in enumerate(completion):
+        ids = (kept and sorted(set(kept[t]))) or list(range(logits.shape[1]))
+        of_kept = torch.log_softmax(logits[len(prompt) - 1 + t, ids] / temperature, dim=-1)
+        logps.append(of_kept[ids.index(token)])
+        entropies.append(-torch.stack([logp.exp() * logp for logp in of_kept.unbind()]).sum())
+    return torch.stack(logps), torch.stack(entropies)
 
 
 def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3, longest: int = 6) -> list[Batch]:
@@ -56,8 +67,12 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int, longe
     prompt = rng.choices(words, k=rng.randint(1, 4))
     rows = [rng.choices(words, k=rng.randint(1, longest)) for _ in range(size)]
     temperature = rng.choice((0.75, 1.0, 1.25))  # which float32 holds exactly, as forwards may do
+    mask = _random_mask(rng, rows, words) if rng.random() < 0.5 else None
+    kept = _kept(mask, [len(row) for row in rows])
     with torch.no_grad():
-        logps_of_rows = torch.cat([row_logps(model, prompt, row, temperature) for row in rows]).tolist()
+        logps_of_rows = torch.cat(
+            [row_logps(model, prompt, row, temperature, of_row) for row, of_row in zip(rows, kept, strict=True)]
+        ).tolist()
     sampler, reference, teacher = (
         np.array([min(logp + rng.gauss(0, 0.3), 0) for logp in logps_of_rows], np.float32) for _ in range(3)
     )
@@ -69,7 +84,9 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int, longe
         policy_version=int(versions.min()),
         policy_versions=versions if rng.random() < 0.5 or len(set(versions)) > 1 else None,
         temperature=temperature,
-        group=TokenGroup(np.array(prompt), np.concatenate(rows), np.array([len(row) for row in rows])),
+        group=TokenGroup(
+            np.array(prompt), np.concatenate(rows), np.array([len(row) for row in rows]), sampling_mask=mask
+        ),
         rewards=np.array([math.nan if rng.random() < 0.1 else rng.choice(REWARDS) for _ in rows], np.float32),
         finished=np.array([rng.random() < 0.8 for _ in rows]),
         sampler_logps=sampler,
@@ -81,6 +98,21 @@ def _random_batch(rng: random.Random, model: PreTrainedModel, number: int, longe
         },
     )
     return replace(rollout, ref_logps=reference, reference_version="0", teacher_logps=teacher)
+
+
+def _random_mask(rng: random.Random, rows: Sequence[Sequence[int]], words: Sequence[int]) -> SamplingMask:
+    tokens = [token for row in rows for token in row]
+    kept = [rng.sample([token, *rng.sample(words, k=10)], k=11) if rng.random() < 0.7 else [] for token in tokens]
+    kept = [[token] if ids and rng.random() < 0.1 else ids for token, ids in zip(tokens, kept, strict=True)]
+    return SamplingMask.of([np.array(ids, np.int32) for ids in kept])
+
+
+def _kept(mask: SamplingMask | None, lengths: Sequence[int]) -> list[Kept]:
+    """For each completion of these lengths."""
+    if mask is None:
+        return [() for _ in lengths]
+    ids = iter(np.split(mask.token_ids, np.cumsum(mask.counts)[:-1]))
+    return [[next(ids).tolist() for _ in range(length)] for length in lengths]
 
 
 def _random_steps(rng: random.Random, rows: Sequence[Sequence[int]]) -> StepRewards:
@@ -106,9 +138,15 @@ def permuted(rng: random.Random, batch: Batch) -> Batch:
     def tokens(values: Array) -> Array:
         return moved(values, group.completion_lengths)
 
+    mask = group.sampling_mask
+    if mask is not None:
+        parts = mask.split(np.cumsum(group.completion_lengths)[:-1])
+        mask = SamplingMask.join([parts[place] for place in order], group.completion_lengths[order].tolist())
     return replace(
         batch,
-        group=TokenGroup(group.prompt_ids, tokens(group.completion_ids), group.completion_lengths[order]),
+        group=TokenGroup(
+            group.prompt_ids, tokens(group.completion_ids), group.completion_lengths[order], sampling_mask=mask
+        ),
         rewards=batch.rewards[order],
         reward_parts={name: part[order] for name, part in batch.reward_parts.items()},
         finished=batch.finished[order],
@@ -143,7 +181,10 @@ def _completions(model: PreTrainedModel, batch: Batch) -> list[Completion]:
     oldest, versions = batch.policy_version, batch.policy_versions
     prompt = batch.group.prompt_ids.tolist()
     values = [
-        row_logps_and_entropies(model, prompt, ids.tolist(), batch.temperature) for ids in batch.group.completions()
+        row_logps_and_entropies(model, prompt, ids.tolist(), batch.temperature, kept)
+        for ids, kept in zip(
+            batch.group.completions(), _kept(batch.group.sampling_mask, lengths.tolist()), strict=True
+        )
     ]
     return [
         Completion(

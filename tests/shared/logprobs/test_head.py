@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from shared.logprobs import head
 from shared.logprobs.head import LMHead, target_logps, target_logps_and_entropies, target_logps_and_likeliest
+from shared.logprobs.kept_tokens import KeptTokens
+from shared.sampling_mask import SamplingMask
 from tests.device import DEVICE
 from tests.rounding import rounding
 from tests.shared.logprobs.families import weights
@@ -41,13 +44,30 @@ class Inputs:
         return [leaf for leaf in (self.hidden, self.weight, self.bias) if leaf is not None]
 
 
-def naive(inputs: Inputs, softcap: float | None) -> tuple[Tensor, Tensor]:
+    def mask(self) -> SamplingMask:
+        """Each third position keeps all tokens, and the first its target only."""
+        generator = np.random.default_rng(0)
+        kept = [
+            [target, *generator.integers(0, VOCABULARY, 10 * position)] if position % 3 != 2 else []
+            for position, target in enumerate(self.targets.tolist())
+        ]
+        return SamplingMask.of([np.array(ids, np.int32) for ids in kept])
+
+
+def naive(inputs: Inputs, softcap: float | None, mask: SamplingMask | None = None) -> tuple[Tensor, Tensor]:
     """float64 log-probs and entropies, differentiable."""
     logits = inputs.hidden @ inputs.weight.T + (0 if inputs.bias is None else inputs.bias)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    logps = torch.log_softmax(logits / inputs.temperatures.double()[:, None], dim=1)
-    return logps[torch.arange(TOKENS), inputs.targets], -(logps.exp() * logps).sum(dim=1)
+    logits = logits / inputs.temperatures.double()[:, None]
+    ids = [np.zeros(0)] * TOKENS if mask is None else np.split(mask.token_ids, np.cumsum(mask.counts)[:-1])
+    logps, entropies = [], []
+    for row, target, kept in zip(logits, inputs.targets.tolist(), ids, strict=True):
+        tokens = sorted(set(kept.tolist())) or list(range(VOCABULARY))
+        of_kept = row[tokens].log_softmax(dim=0)
+        logps.append(of_kept[tokens.index(target)])
+        entropies.append(-(of_kept.exp() * of_kept).sum())
+    return torch.stack(logps), torch.stack(entropies)
 
 
 @pytest.fixture(params=TILES, ids=str)
@@ -93,10 +113,13 @@ def loss(values: tuple[Tensor, Tensor], of_logps: float, of_entropies: float) ->
 @pytest.mark.parametrize("by", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_values_and_gradients(softcap: float | None, bias: bool, by: tuple[float, float]) -> None:
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_values_and_gradients(softcap: float | None, bias: bool, by: tuple[float, float], masked: bool) -> None:
     ours, exact = Inputs(torch.float64, bias=bias), Inputs(torch.float64, bias=bias)
-    logps, entropy = ours.head(softcap).logps_and_entropy(ours.hidden, ours.targets, ours.temperatures)
-    want, want_entropy = naive(exact, softcap)
+    mask = ours.mask() if masked else None
+    kept = None if mask is None else KeptTokens.of(mask, torch.device("cpu"))
+    logps, entropy = ours.head(softcap).logps_and_entropy(ours.hidden, ours.targets, ours.temperatures, kept)
+    want, want_entropy = naive(exact, softcap, mask)
     assert (logps - want).abs().max() < 1e-9
     assert (entropy - want_entropy).abs().max() < 1e-9
     assert want_entropy.std() > 0.1

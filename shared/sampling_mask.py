@@ -1,0 +1,59 @@
+"""The tokens among which a sampler drew, where top-k, top-p or min-p left some out.
+
+The model's probabilities, renormalised over them, are those of the sampled tokens; as vLLM's sampling masks and
+DeepSeek-V3.2 (2512.02556, section 3.1, "Keep Sampling Mask").
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingMask:
+    """token_ids: int32 (S,), the kept tokens of each position, one position after another. counts: int64 (C,), sum S:
+    how many each position has; 0 where no token was left out, as in text that was not sampled."""
+
+    token_ids: NDArray[np.int32]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, kept: Sequence[NDArray[np.int32]]) -> "SamplingMask":
+        """kept: the tokens of each position, none where no token was left out."""
+        return cls(np.concatenate([np.zeros(0, np.int32), *kept]), np.array([len(ids) for ids in kept], np.int64))
+
+    @classmethod
+    def join(cls, masks: "Sequence[SamplingMask | None]", lengths: Sequence[int]) -> "SamplingMask | None":
+        """The mask of all positions of some parts; None if no part has a mask. lengths: of the parts."""
+        if all(mask is None for mask in masks):
+            return None
+        nothing = np.zeros(0, np.int32)
+        return cls(
+            np.concatenate([nothing if mask is None else mask.token_ids for mask in masks]),
+            np.concatenate(
+                [
+                    np.zeros(length, np.int64) if mask is None else mask.counts
+                    for mask, length in zip(masks, lengths, strict=True)
+                ]
+            ),
+        )
+
+    def split(self, ends: Sequence[int]) -> "list[SamplingMask]":
+        """The masks of consecutive positions. ends: of all parts but the last."""
+        counts = np.split(self.counts, ends)
+        ids = np.split(self.token_ids, np.cumsum([part.sum() for part in counts])[:-1])
+        return [SamplingMask(*part) for part in zip(ids, counts, strict=True)]
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """(S,): the position of each kept token."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def keeps(self, ids: NDArray[np.int64]) -> bool:
+        """Whether each of (C,) tokens is among those kept in its position."""
+        positions = self.positions
+        kept = self.counts == 0
+        kept[positions[self.token_ids == ids[positions]]] = True
+        return bool(kept.all())
