@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from shared.batch import MAX_SAMPLE_BYTES, Batch, BatchError, StepRewards, TokenGroup
+from shared.sampling_mask import SamplingMask
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
@@ -100,6 +101,27 @@ def test_refuses(changes: dict[str, Any], field: str) -> None:
         rollout(**changes)
     assert caught.value.field == field
     assert str(caught.value).startswith(field)
+
+
+def test_a_divided_group_has_the_masks_of_its_completions() -> None:
+    kept = [[1, 8], [], [3], [9, 4], [5, 6]]
+    mask = SamplingMask.of([np.array(ids, np.int32) for ids in kept])
+    group = TokenGroup(i64(7), i64(1, 2, 3, 4, 5), i64(2, 1, 2), sampling_mask=mask)
+    parts = [part.sampling_mask for part in group.divided(3)]
+    assert all(part is not None for part in parts)
+    assert [(part.token_ids.tolist(), part.counts.tolist()) for part in parts] == [
+        ([1, 8], [2, 0]), ([3], [1]), ([9, 4, 5, 6], [2, 2])
+    ]  # fmt: skip
+    with_another = SamplingMask.join([None, parts[0], None], [1, 2, 1])
+    assert (with_another.token_ids.tolist(), with_another.counts.tolist()) == ([1, 8], [0, 2, 0, 0])
+    assert SamplingMask.join([None, None], [1, 2]) is None
+
+
+@pytest.mark.parametrize("bad", [-1, 8])
+def test_kept_tokens_lie_in_the_vocabulary(bad: int) -> None:
+    mask = SamplingMask.of([np.array([bad, 1], np.int32)])
+    with pytest.raises(BatchError, match="sampling_mask_ids must lie in"):
+        TokenGroup(i64(7), i64(1), i64(1), sampling_mask=mask).check_ids(8, "the vocabulary")
 
 
 def test_batches_do_not_change() -> None:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from shared import wire
 from shared.batch import Batch, BatchError, StepRewards, TokenGroup
+from shared.sampling_mask import SamplingMask
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
@@ -38,6 +39,8 @@ def valid(*, scored: bool = True) -> tuple[Tensors, Metadata]:
         "finished": np.array([True, False]),
         "sampler_logps": np.array([-1, -2, -3, -4, -5], np.float32),
         "loss_mask": np.array([True, True, False, True, True]),
+        "sampling_mask_ids": np.array([9, 1, 2, 4, 5, 3], np.int32),
+        "sampling_mask_counts": np.array([2, 1, 0, 1, 2], np.int64),
         "policy_versions": np.array([7, 8], np.int64),
         "reward/format": np.array([1, 0], np.float32),
         "step_rewards": np.array([1, np.nan, 0], np.float32),
@@ -113,14 +116,23 @@ def images(draw: Any) -> dict[str, np.ndarray]:
 @st.composite
 def groups(draw: Any) -> TokenGroup:
     lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
-    tokens = st.integers(0, 2**40)
+    tokens = st.integers(0, 2**31 - 1)
     prompt = draw(st.integers(1, 6))
+    completion = draw(arrays(tokens, sum(lengths), np.int64))
     return TokenGroup(
         draw(arrays(tokens, prompt, np.int64)),
-        draw(arrays(tokens, sum(lengths), np.int64)),
+        completion,
         np.array(lengths, np.int64),
         draw(st.just({}) | images()),
+        draw(st.none() | sampling_masks(completion)),
     )
+
+
+@st.composite
+def sampling_masks(draw: Any, completion: np.ndarray) -> SamplingMask:
+    others = st.lists(st.integers(0, 2**31 - 1), max_size=3)
+    kept = [[*draw(others), token, *draw(others)] if draw(st.booleans()) else [] for token in completion.tolist()]
+    return SamplingMask.of([np.array(ids, np.int32) for ids in kept])
 
 
 @st.composite
@@ -174,7 +186,7 @@ def flat(value: Any) -> Any:
     """A batch as plain values that compare bit for bit, NaN and -0.0 included."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
-    if isinstance(value, Batch | TokenGroup | StepRewards):
+    if isinstance(value, Batch | TokenGroup | SamplingMask | StepRewards):
         return type(value), {name: flat(getattr(value, name)) for name in value.__dataclass_fields__}
     if hasattr(value, "items"):
         return {name: flat(item) for name, item in value.items()}
@@ -501,7 +513,7 @@ MISSING = [
     (name, without(name))
     for name in (
         *("prompt_ids", "completion_ids", "completion_lengths", "rewards", "finished", "ref_logps"),
-        *("step_rewards", "step_ends", "step_counts"),
+        *("step_rewards", "step_ends", "step_counts", "sampling_mask_ids", "sampling_mask_counts"),
         *("format", "id", "run", "epoch", "policy_version", "temperature", "reference_version"),
     )
 ]
@@ -509,7 +521,7 @@ SHORT = [
     (name, tensor(name, valid()[0][name][:1]))
     for name in (
         *("rewards", "finished", "sampler_logps", "loss_mask", "policy_versions", "reward/format"),
-        *("ref_logps", "teacher_logps"),
+        *("ref_logps", "teacher_logps", "sampling_mask_counts"),
     )
 ]
 ARABIC_ONE = "\N{ARABIC-INDIC DIGIT ONE}"
@@ -542,6 +554,11 @@ BREACHES: list[tuple[str, Callable[[Tensors, Metadata], None]]] = [
     ("teacher_logps", tensor("teacher_logps", [-1, -2, -3, -4, np.nan])),
     ("teacher_logps", tensor("teacher_logps", [-1, -2, -3, -4, 0.1])),
     ("policy_versions", tensor("policy_versions", [8, 8])),
+    ("sampling_mask_counts", tensor("sampling_mask_counts", [2, 1, 0, 1, 1])),
+    ("sampling_mask_counts", tensor("sampling_mask_counts", [2, 1, -1, 2, 2])),
+    ("sampling_mask_counts", tensor("sampling_mask_counts", [2**62] * 4 + [6])),
+    ("sampling_mask_ids", tensor("sampling_mask_ids", [9, 8, 2, 4, 5, 3])),
+    ("sampling_mask_ids", tensor("sampling_mask_ids", [9, 1, 2, 5, 4, 3])),
     ("step_rewards", tensor("step_rewards", [1, np.inf, 0])),
     ("step_ends", tensor("step_ends", [1, 2, 0])),
     ("step_ends", tensor("step_ends", [2, 0, 2])),

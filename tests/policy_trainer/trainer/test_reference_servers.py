@@ -301,6 +301,14 @@ def test_the_limits_follow_from_the_pictures_that_a_prompt_may_have(home: Home) 
     assert serve.queue.limits.max_bytes_per_run >= 12 * serve.max_image_bytes  # three steps of four groups
 
 
+def test_the_limits_allow_for_sampling_masks(home: Home) -> None:
+    sampling = SamplingConfig(num_generations=8, max_completion_length=16_384, top_p=0.9)
+    home.server(sampling=sampling).start(never, None)
+    serve = load_settings(ServeConfig, home.children[-1].arguments[1:], prog="ref-server", schema=ServeConfig)
+    assert serve.max_body_mib * 2**20 > 8 * 16_384 * 512 * 4
+    assert serve.max_image_bytes <= serve.max_body_mib * 2**20
+
+
 def test_a_run_without_pictures_has_the_servers_usual_limits(home: Home) -> None:
     home.started()
     assert "--max-body-mib" not in home.children[-1].arguments

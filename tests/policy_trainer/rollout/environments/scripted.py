@@ -9,6 +9,7 @@ import numpy as np
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.rollout.sampling.sampler import SamplingParams
+from shared.sampling_mask import SamplingMask
 
 
 class Script:
@@ -43,7 +44,8 @@ class Script:
             ids = list(self.turns[row].pop(0))[:max_tokens]
             ended = ids[-1] in self._eos
             logps = -np.arange(1, len(ids) + 1, dtype=np.float32) / 16
-            self._ready.append((row, Completion(np.array(ids, np.int64), logps, ended, ended)))
+            mask = SamplingMask.of([np.array([token], np.int32) for token in ids])
+            self._ready.append((row, Completion(np.array(ids, np.int64), logps, ended, ended, mask)))
 
     def advance(self) -> list[tuple[int, Completion]]:
         if self._left is not None:

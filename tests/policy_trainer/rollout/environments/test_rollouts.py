@@ -101,6 +101,9 @@ class TestRollouts:
         assert called.conversation.mask.tolist() == [True] * len(first) + [False] * len(gap) + [True] * len(last)
         expected = [*(-np.arange(1, len(first) + 1) / 16), *np.zeros(len(gap)), *(-np.arange(1, len(last) + 1) / 16)]
         assert called.logps.tolist() == expected
+        assert called.sampling_mask and single.sampling_mask
+        assert called.sampling_mask.counts.tolist() == called.conversation.mask.tolist()
+        assert called.sampling_mask.token_ids.tolist() == [*first, *last]
         assert (called.finished, called.eos, called.conversation.end) == (True, True, "finished")
         assert it.script.prompts[1][1] == [*it.script.prompts[1][0], *first, *gap]
         assert called.sampled == len(first) + len(last) and single.sampled == len(single.ids)

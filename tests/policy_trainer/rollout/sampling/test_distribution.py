@@ -129,6 +129,28 @@ WARPS: dict[str, tuple[dict[str, Any], Warp]] = {
 
 
 @pytest.mark.parametrize("warp", WARPS)
+def test_masks_hold_what_was_kept(tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, warp: str) -> None:
+    """And log-probs are of the distribution over it, whatever the repetition penalty."""
+    given, kept = WARPS[warp]
+    exact = copy.deepcopy(tiny).double()
+    for penalty in (1.0, 1.3):
+        params = SamplingParams(
+            20, TOKENS, 0.8, **{"top_k": 512, **given}, repetition_penalty=penalty, sampling_masks=True
+        )
+        for prompt, group in zip(PROMPTS, sample(HFSampler(tiny, tokenizer), texts(PROMPTS), params, seed=1)):
+            for completion in group:
+                mask, ids = completion.sampling_mask, completion.ids.tolist()
+                assert mask is not None and len(mask.counts) == len(ids)
+                ids_kept = torch.tensor(mask.token_ids).split(mask.counts.tolist())
+                with torch.no_grad():
+                    logits = exact(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1] / 0.8
+                for row, token, of_token, logp in zip(logits, ids, ids_kept, completion.logps, strict=True):
+                    if penalty == 1:
+                        assert torch.equal(of_token, kept(row[None])[0].nonzero()[:, 0])
+                    assert abs(row[of_token].log_softmax(0)[of_token.tolist().index(token)] - logp) < 1e-5
+
+
+@pytest.mark.parametrize("warp", WARPS)
 def test_only_some_tokens_are_drawn(tiny: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, warp: str) -> None:
     params, kept = WARPS[warp]
     expected = expect(tiny, lambda logits: kept(logits) / kept(logits).sum(-1, keepdim=True))
