@@ -241,7 +241,13 @@ METRICS = (
     ),
     Metric("loss", "mean loss of the step's updates", title="Loss", reduction="update", each_update=True),
     Metric(
-        "policy_loss", "mean loss without the entropy bonus and the router loss", reduction="update", each_update=True,
+        "policy_loss", "mean loss without the entropy bonus, ECHO and the router loss", reduction="update",
+        each_update=True,
+    ),
+    Metric(
+        "echo_loss", "cross-entropy of what tools and environments answered, before `loss.echo_coef`, mean over the "
+        "tokens of an update, then over the step's updates; `null` without a coefficient, or where nothing was answered",
+        unit="nats", reduction="update", each_update=True, also="falling",
     ),
     Metric(
         "aux_loss", "load-balancing loss of a mixture of experts, before `loss.router_aux_loss_coef`, mean over the "

@@ -184,6 +184,9 @@ class LossConfig(Surrogates):
     router_aux_loss_coef: Annotated[float, Field(ge=0)] | Literal["model"] = 0.0
     """Mixtures of experts: weight of the auxiliary loss that keeps the experts equally busy, such as 0.001; model: that
     of the model's own configuration. Not for several ranks."""
+    echo_coef: float = Field(default=0.0, ge=0)
+    """Weight of the cross-entropy of what tools and environments answered, which teaches the policy to expect it
+    (ECHO). The paper takes 0.05. Groups whose rewards are all equal then train, too."""
     entropy: EntropyConfig = EntropyConfig()
     top_entropy_quantile: float = Field(default=1.0, ge=0, le=1)
     """Only this share of the tokens, those with the highest entropy in each update, has a surrogate; the paper uses
@@ -221,8 +224,9 @@ class LossConfig(Surrogates):
 
     @property
     def needs_variance(self) -> bool:
-        """Whether groups whose rewards are all equal are left out. A teacher gives such groups advantages, too."""
-        return self.drop_zero_variance and not self.distillation
+        """Whether groups whose rewards are all equal are left out. A teacher gives such groups advantages, too, and
+        ECHO learns from their observations."""
+        return self.drop_zero_variance and not self.distillation and not self.echo_coef
 
     @property
     def penalises_loss(self) -> bool:

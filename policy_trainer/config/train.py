@@ -319,6 +319,8 @@ def cautions(config: TrainConfig) -> list[str]:
             "the learner's log-probs are of all tokens, and the ratio and the KL are biased; top_p = 1, top_k = 0 and "
             f"min_p = 0 turn them off, and {spell_setting('sampler')} {samplers_with('sampling_masks')} says it"
         )
+    if loss.echo_coef and not (config.tools or config.environment) and config.rollout == INLINE:
+        warnings.append("loss.echo_coef: without tools or an environment nothing is answered, so it has no effect")
     if sampling.repetition_penalty != 1:
         warnings.append(
             "sampling.repetition_penalty: completions are drawn from penalised probabilities, and the learner computes "

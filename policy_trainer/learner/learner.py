@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from policy_trainer.algorithms.objective.advantages import advantages
-from policy_trainer.algorithms.objective.aggregation import Totals, token_weights
+from policy_trainer.algorithms.objective.aggregation import Totals, token_weights, update_mean
 from policy_trainer.algorithms.objective.corrections import importance_sampling_weights
-from policy_trainer.algorithms.objective.entropy import EntropyBonus, mean_entropy, with_high_entropy
+from policy_trainer.algorithms.objective.entropy import EntropyBonus, with_high_entropy
 from policy_trainer.algorithms.objective.functions import check_functions
 from policy_trainer.algorithms.objective.group import Group, LossInputs
 from policy_trainer.algorithms.objective.kl import k3
@@ -236,10 +236,15 @@ class Learner:
         self._keep_names(tuple(per_token.metrics))
         shares = token_weights(loss.aggregation, tokens.sequence_ids, tokens.mask, total)
         policy_loss = total_loss = (shares.to(logps.dtype) * per_token.loss).sum()
-        explored_entropy = mean_entropy(entropy, tokens.explored, total.explored)
+        explored_entropy = update_mean(entropy, tokens.explored, total.explored)
         if coef := self.bonus.applied:
             total_loss = total_loss - coef * explored_entropy
         losses = {"policy_loss": policy_loss}
+        if loss.echo_coef:
+            assert tokens.observed is not None
+            echo = update_mean(-logps, tokens.observed, total.observed)
+            losses["echo_loss"] = echo if total.observed else torch.full_like(echo, math.nan)
+            total_loss = total_loss + loss.echo_coef * echo
         if self._routing is not None:
             losses["aux_loss"] = self._routing.loss(groups, total)
             total_loss = total_loss + self._routing.coef * losses["aux_loss"]

@@ -23,6 +23,7 @@ def totals(groups: Sequence[Group], max_completion_length: int) -> Totals:
         tokens=sum(int(group.mask.sum()) for group in groups),
         max_completion_length=max_completion_length,
         explored=sum(int(group.explored.sum()) for group in groups),
+        observed=sum(int(group.observed.sum()) for group in groups),
     )
 
 
@@ -73,6 +74,7 @@ def join(groups: Sequence[Group], device: torch.device) -> LossInputs:
             None if group.staleness is None else np.repeat(group.staleness, group.lengths) for group in groups
         ),
         high_entropy=joined_if_known(group.high_entropy for group in groups),
+        observed=joined(group.observed for group in groups),
     )
 
 

@@ -10,19 +10,27 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from policy_trainer.algorithms.surrogates.sums import sequence_sums
+from policy_trainer.algorithms.surrogates.sums import masked, sequence_sums
 from shared.devices import widest_float
 
 
 @dataclass(frozen=True)
 class Totals:
     """Counts over all micro-batches of an update. completions, tokens: how many of them train. max_completion_length:
-    the length at which completions are cut off, Dr. GRPO's L_max. explored: number of tokens in the entropy bonus."""
+    the length at which completions are cut off, Dr. GRPO's L_max. explored, observed: numbers of tokens in the entropy
+    bonus and in ECHO's cross-entropy."""
 
     completions: int
     tokens: int
     max_completion_length: int
     explored: int = 0
+    observed: int = 0
+
+
+def update_mean(values: Float[Tensor, " C"], mask: Bool[Tensor, " C"], tokens: int) -> Float[Tensor, ""]:
+    """Returns a micro-batch's part of a mean over tokens of an update, with a gradient. mask: tokens that the mean
+    includes. tokens: their number in the whole update."""
+    return masked(values, mask).sum() / max(tokens, 1)
 
 
 def token_weights(

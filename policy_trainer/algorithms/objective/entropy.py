@@ -4,11 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from policy_trainer.algorithms.objective.group import Group
-from policy_trainer.algorithms.surrogates.sums import masked
 from policy_trainer.config import EntropyConfig, LossConfig
 from shared.batch import Array
 
@@ -39,12 +36,6 @@ def with_high_entropy(
         return list(groups)
     masks = high_entropy(entropies(groups), [group.mask for group in groups], config.top_entropy_quantile)
     return [replace(group, high_entropy=mask) for group, mask in zip(groups, masks, strict=True)]
-
-
-def mean_entropy(entropy: Float[Tensor, " C"], mask: Bool[Tensor, " C"], tokens: int) -> Float[Tensor, ""]:
-    """Returns a micro-batch's part of the mean entropy of an update, with a gradient. mask: tokens that the mean
-    includes. tokens: their number in the whole update."""
-    return masked(entropy, mask).sum() / max(tokens, 1)
 
 
 class EntropyBonus:

@@ -87,6 +87,16 @@ class Group:
         """bool (C,), tokens that train and that loss.top_entropy_quantile selects."""
         return self.mask if self.high_entropy is None else self.mask & self.high_entropy
 
+    @property
+    def observed(self) -> Array:
+        """bool (C,), what came after the first token that the model sampled and was not sampled, of completions that
+        train: what tools and environments answered, and the template's words around it."""
+        if self.loss_mask is None:
+            return np.zeros(len(self.tokens.completion_ids), np.bool_)
+        sampled = np.cumsum(self.loss_mask)
+        before = np.repeat((sampled - self.loss_mask)[np.cumsum(self.lengths) - self.lengths], self.lengths)
+        return np.repeat(self.sequence_mask, self.lengths) & ~self.loss_mask & (sampled > before)
+
     def divided(self, count: int) -> "list[Group]":
         """Splits the completions, in order, into groups of almost equal size, for separate updates. The new groups have
         neither steps nor parts. count: at most G."""
@@ -135,7 +145,8 @@ class LossInputs:
     old_logps: log-probs under the old policy. None means the current policy: the ratio is 1, with a gradient.
     ref_logps: None without a KL. importance_weights: factors of the surrogate, or None. sampler_logps: NaN or None
     where unknown. staleness: if given, old_logps are the sampler's, from which `log_linear` interpolates.
-    high_entropy: those of the tokens that train that have a surrogate; None means all.
+    high_entropy: those of the tokens that train that have a surrogate; None means all. observed: those of ECHO's
+    cross-entropy; None means none.
     """
 
     sequence_ids: Int64[Tensor, " C"]
@@ -147,6 +158,7 @@ class LossInputs:
     sampler_logps: Float[Tensor, " C"] | None = None
     staleness: Int64[Tensor, " C"] | None = None
     high_entropy: Bool[Tensor, " C"] | None = None
+    observed: Bool[Tensor, " C"] | None = None
 
     def denominator(self, logps: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
         """The log-probs in the denominator of the ratio. logps: the current ones, without a gradient."""

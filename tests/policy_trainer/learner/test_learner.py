@@ -136,6 +136,26 @@ class TestAgainstTheNaiveLoop:
         assert stats.metrics["entropy"] == pytest.approx(np.mean(expected), rel=1e-6)
 
 
+class TestEcho:
+    def test_by_hand(self, model: PreTrainedModel, batches: list[Batch]) -> None:
+        """Of the masked tokens of group 3 two come after a sampled one. Group 1, whose rewards are equal, trains."""
+        group = batches[3].group
+        with torch.no_grad():
+            logps = [row_logps(model, group.prompt_ids.tolist(), ids.tolist(), 1.25) for ids in group.completions()]
+        expected = -float(logps[0][1] + logps[2][3]) / 2
+        plain, _, _ = stepped(model, batches, loss=LOSS.model_copy(update={"drop_zero_variance": False}))
+        for tokens in (1, 10_000):
+            loss = LOSS.model_copy(update={"echo_coef": 0.3})
+            stats, _, _ = stepped(model, batches, loss=loss, micro_batch_tokens=tokens)
+            assert stats.metrics["echo_loss"] == pytest.approx(expected, rel=1e-6)
+            assert stats.metrics["loss"] == pytest.approx(plain.metrics["loss"] + 0.3 * expected, rel=1e-6)
+            assert stats.metrics["policy_loss"] == pytest.approx(plain.metrics["policy_loss"], rel=1e-6)
+
+    def test_without_an_answer(self, model: PreTrainedModel, batches: list[Batch]) -> None:
+        stats, _, _ = stepped(model, batches[:1], loss=LOSS.model_copy(update={"echo_coef": 0.3}))
+        assert math.isnan(stats.metrics["echo_loss"]) and math.isfinite(stats.metrics["loss"])
+
+
 class TestInvariance:
     # The three groups that train have 15, 21 and 15 tokens.
     @pytest.mark.parametrize(
@@ -466,9 +486,10 @@ class TestSeveralUpdates:
             assert stats.metrics[name] == pytest.approx(sum(part.metrics[name] for part in each) / 3, rel=1e-6)
         assert stats.metrics["ratio_max"] == max(part.metrics["ratio_max"] for part in each)
         for update, part in zip(stats.each_update, each, strict=True):
-            names = [name for name in update if name not in ("aux_loss", "entropy_coef")]
+            names = [name for name in update if name not in ("aux_loss", "echo_loss", "entropy_coef")]
             assert [update[name] for name in names] == pytest.approx([part.metrics[name] for name in names])
-            assert math.isnan(update["aux_loss"]) and update["entropy_coef"] == 0
+            assert math.isnan(update["aux_loss"]) and math.isnan(update["echo_loss"])
+            assert update["entropy_coef"] == 0
         metrics, parts = stats.metrics, [part.metrics for part in each]
         largest, smallest = metrics["clip_ratio_high_max"], metrics["clip_ratio_low_min"]
         assert largest == max(part["clip_ratio_high_max"] for part in parts) >= metrics["clip_ratio_high"]
@@ -624,7 +645,7 @@ class TestStatistics:
     def test_are_those_of_the_table(self, model: PreTrainedModel, batches: list[Batch]) -> None:
         """None has a name that the table lacks, and none of the table is left out; this model has no routers."""
         stats = learner(model).step(batches, step=0)
-        assert {name for name, value in stats.metrics.items() if math.isnan(value)} == {"aux_loss"}
+        assert {name for name, value in stats.metrics.items() if math.isnan(value)} == {"aux_loss", "echo_loss"}
         assert stats.metrics.keys() - STEP_METRICS.keys() == set()
         assert {name for name, metric in STEP_METRICS.items() if metric.reduction} - stats.metrics.keys() == set()
 

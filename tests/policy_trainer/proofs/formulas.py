@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from policy_trainer.algorithms.objective.advantages import ADVANTAGES, kl_penalty
-from policy_trainer.algorithms.objective.aggregation import Totals, token_weights
+from policy_trainer.algorithms.objective.aggregation import Totals, token_weights, update_mean
 from policy_trainer.algorithms.objective.corrections import importance_sampling_weights
-from policy_trainer.algorithms.objective.entropy import EntropyBonus, high_entropy, mean_entropy
+from policy_trainer.algorithms.objective.entropy import EntropyBonus, high_entropy
 from policy_trainer.algorithms.objective.group import Group as TrainedGroup
 from policy_trainer.algorithms.objective.group import LossInputs, RewardParts
 from policy_trainer.algorithms.objective.kl import reverse_kl, with_teacher
@@ -97,8 +97,10 @@ def _loss(
     tokens = replace(tokens, importance_weights=importance)
     totals = Totals(completions=int(part.sum()), tokens=int(mask.sum()), max_completion_length=max_tokens)
     weights = token_weights(config.aggregation, sequence_ids, mask, totals)
-    bonus = EntropyBonus(config.entropy).applied * mean_entropy(entropies, tokens.explored, int(tokens.explored.sum()))
-    return (weights * token_loss(logps, tokens, config).loss).sum() - bonus
+    bonus = EntropyBonus(config.entropy).applied * update_mean(entropies, tokens.explored, int(tokens.explored.sum()))
+    observed = torch.tensor(np.concatenate([_group(group, config).observed for group in groups]))
+    echo = config.echo_coef * update_mean(-logps, observed, int(observed.sum()))
+    return (weights * token_loss(logps, tokens, config).loss).sum() - bonus + echo
 
 
 def _high_entropy(entropies: Tensor, mask: Tensor, config: LossConfig) -> Tensor | None:

@@ -66,7 +66,8 @@ def step_loss(
                 total = total + losses[t] / len(per_completion)
             else:
                 total = total + losses[t] / (len(per_completion) * max_tokens)
-    return total - entropy_bonus([completion for completion, _ in per_completion], config, threshold)
+    trained = [completion for completion, _ in per_completion]
+    return total - entropy_bonus(trained, config, threshold) + config.echo_coef * echo_loss(trained)
 
 
 def minibatch_of(
@@ -118,6 +119,17 @@ def entropy_bonus(completions: Sequence[Completion], config: LossConfig, thresho
     return config.entropy.coef * sum(kept) / max(len(kept), 1)
 
 
+def echo_loss(completions: Sequence[Completion]) -> Any:
+    """The mean surprise at what the model did not sample, after the first token that it did."""
+    surprises = [
+        -completion.logps[t]
+        for completion in completions
+        for t, sampled in enumerate(completion.mask)
+        if not sampled and any(completion.mask[:t])
+    ]
+    return sum(surprises) / max(len(surprises), 1)
+
+
 # Who takes part.
 
 
@@ -135,7 +147,8 @@ def trains(completion: Completion, config: LossConfig) -> bool:
 
 def teaches(group: Group, config: LossConfig) -> bool:
     """Whether a group takes part in the step. Its raw rewards are looked at, before any KL is taken off."""
-    dropped = not varies(group, config) and config.drop_zero_variance and not coefficient(config)
+    needs_none = coefficient(config) or config.echo_coef
+    dropped = not varies(group, config) and config.drop_zero_variance and not needs_none
     return any(trains(completion, config) for completion in group) and not dropped
 
 

@@ -81,6 +81,7 @@ def random_settings(rng: random.Random, **fixed: Any) -> LossConfig:
             "correction_low": rng.uniform(0.2, 0.95),
             "correction_high": rng.uniform(1.05, 2),
             "mask": random_masks(rng),
+            "echo_coef": rng.choice((0.0, 0.0, rng.uniform(0.01, 1))),
             "mismatch_penalty": rng.choice((0.0, rng.uniform(0.01, 1))),
             "entropy": {"coef": rng.choice((0.0, rng.uniform(0.01, 0.2)))},
             "top_entropy_quantile": rng.choice((1.0, 1.0, rng.random())),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from policy_trainer.algorithms.objective.entropy import EntropyBonus, high_entropy, mean_entropy, with_high_entropy
+from policy_trainer.algorithms.objective.aggregation import update_mean
+from policy_trainer.algorithms.objective.entropy import EntropyBonus, high_entropy, with_high_entropy
 from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.config import EntropyConfig, LossConfig
 from shared.batch import Array
@@ -48,7 +49,7 @@ class TestHighEntropy:
 def test_the_mean_is_over_the_whole_update() -> None:
     entropy = torch.tensor([1.0, math.nan, 3.0, 5.0], requires_grad=True)
     mask = torch.tensor([True, False, True, True])
-    parts = [mean_entropy(entropy[part], mask[part], 3) for part in (slice(0, 2), slice(2, 4))]
+    parts = [update_mean(entropy[part], mask[part], 3) for part in (slice(0, 2), slice(2, 4))]
     total = parts[0] + parts[1]
     total.backward()
     assert total.item() == 3 and entropy.grad is not None
@@ -56,7 +57,7 @@ def test_the_mean_is_over_the_whole_update() -> None:
 
 
 def test_of_no_token_the_mean_is_0() -> None:
-    assert mean_entropy(torch.tensor([math.nan]), torch.tensor([False]), 0).item() == 0
+    assert update_mean(torch.tensor([math.nan]), torch.tensor([False]), 0).item() == 0
 
 
 class TestBonus:
