@@ -246,7 +246,7 @@ METRICS = (
     ),
     Metric(
         "echo_loss", "cross-entropy of what tools and environments answered, before `loss.echo_coef`, mean over the "
-        "tokens of an update, then over the step's updates; `null` without a coefficient, or where nothing was answered",
+        "tokens of an update, then over the step's updates; `null` without a coefficient or an answer",
         unit="nats", reduction="update", each_update=True, also="falling",
     ),
     Metric(

@@ -17,7 +17,13 @@ from shared.batch import Array, BatchError
 
 MAX_HEADER_BYTES = 64 * 1024
 
-_DTYPES: dict[str, type[np.generic]] = {"I64": np.int64, "I32": np.int32, "F32": np.float32, "BOOL": np.bool_, "U8": np.uint8}
+_DTYPES: dict[str, type[np.generic]] = {
+    "I64": np.int64,
+    "I32": np.int32,
+    "F32": np.float32,
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+}
 _IMAGE_DTYPES = ("F32", "U8", "I64")
 # Of a tensor's entry in the header.
 _PART_KEYS = {"dtype", "shape", "data_offsets"}

@@ -57,9 +57,7 @@ class LMHead:
         scale = math.prod(scale for scale in scales if scale) / (getattr(config, "logits_scaling", None) or 1)
         return cls(head.weight, head.bias, softcap or None, scale)
 
-    def logps(
-        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None = None
-    ) -> Tensor:
+    def logps(self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None = None) -> Tensor:
         """(C, h) hidden states, (C,) targets and temperatures -> (C,) log-probs, float32 or float64.
 
         mask: the tokens of the distribution at each position, the target among them; None for all tokens.

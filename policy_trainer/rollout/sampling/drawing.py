@@ -28,8 +28,9 @@ def sample_tokens(
     """(B, V) logits -> int64 (B,) tokens, float32 (B,) log-probs, and with sampling masks bool (B, V) kept tokens.
 
     The log-probs are the model's at the temperature, with sampling masks over the kept tokens: the repetition penalty,
-    and without masks top-k, top-p and min-p, change only which tokens are drawn. earlier: returns int64 (B, T), the tokens of each row's prompt and completion so far, on which the
-    penalty falls as in transformers and vLLM (CTRL, arXiv 1909.05858). forbidden: int64 (F,) ids that are never drawn.
+    and without masks top-k, top-p and min-p, change only which tokens are drawn. earlier: returns int64 (B, T), the
+    tokens of each row's prompt and completion so far, on which the penalty falls as in transformers and vLLM (CTRL,
+    arXiv 1909.05858). forbidden: int64 (F,) ids that are never drawn.
     """
     greedy = params.temperature == 0
     temperature = 1.0 if greedy else params.temperature

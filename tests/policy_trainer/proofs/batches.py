@@ -182,9 +182,7 @@ def _completions(model: PreTrainedModel, batch: Batch) -> list[Completion]:
     prompt = batch.group.prompt_ids.tolist()
     values = [
         row_logps_and_entropies(model, prompt, ids.tolist(), batch.temperature, kept)
-        for ids, kept in zip(
-            batch.group.completions(), _kept(batch.group.sampling_mask, lengths.tolist()), strict=True
-        )
+        for ids, kept in zip(batch.group.completions(), _kept(batch.group.sampling_mask, lengths.tolist()), strict=True)
     ]
     return [
         Completion(

@@ -43,7 +43,6 @@ class Inputs:
     def leaves(self) -> list[Tensor]:
         return [leaf for leaf in (self.hidden, self.weight, self.bias) if leaf is not None]
 
-
     def mask(self) -> SamplingMask:
         """Each third position keeps all tokens, and the first its target only."""
         generator = np.random.default_rng(0)

@@ -137,7 +137,8 @@ def test_masks_hold_what_was_kept(tiny: PreTrainedModel, tokenizer: PreTrainedTo
         params = SamplingParams(
             20, TOKENS, 0.8, **{"top_k": 512, **given}, repetition_penalty=penalty, sampling_masks=True
         )
-        for prompt, group in zip(PROMPTS, sample(HFSampler(tiny, tokenizer), texts(PROMPTS), params, seed=1)):
+        groups = sample(HFSampler(tiny, tokenizer), texts(PROMPTS), params, seed=1)
+        for prompt, group in zip(PROMPTS, groups, strict=True):
             for completion in group:
                 mask, ids = completion.sampling_mask, completion.ids.tolist()
                 assert mask is not None and len(mask.counts) == len(ids)
