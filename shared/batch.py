@@ -135,8 +135,8 @@ class TokenGroup:
         ids = np.split(self.completion_ids, places)
         masks = [None] * count if self.sampling_mask is None else self.sampling_mask.split(places)
         return [
-            TokenGroup(self.prompt_ids, *part, self.images, mask)
-            for *part, mask in zip(ids, lengths, masks, strict=True)
+            TokenGroup(self.prompt_ids, part, sizes, self.images, mask)
+            for part, sizes, mask in zip(ids, lengths, masks, strict=True)
         ]
 
 

@@ -40,20 +40,14 @@ class SamplingMask:
             ),
         )
 
-    def split(self, ends: Sequence[int]) -> "list[SamplingMask]":
+    def split(self, ends: NDArray[np.int64]) -> "list[SamplingMask]":
         """The masks of consecutive positions. ends: of all parts but the last."""
         counts = np.split(self.counts, ends)
         ids = np.split(self.token_ids, np.cumsum([part.sum() for part in counts])[:-1])
         return [SamplingMask(*part) for part in zip(ids, counts, strict=True)]
 
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """(S,): the position of each kept token."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
-
     def keeps(self, ids: NDArray[np.int64]) -> bool:
         """Whether each of (C,) tokens is among those kept in its position."""
-        positions = self.positions
-        kept = self.counts == 0
-        kept[positions[self.token_ids == ids[positions]]] = True
-        return bool(kept.all())
+        hits = self.token_ids == np.repeat(ids.clip(-1, 2**31 - 1).astype(np.int32), self.counts)
+        starts = (np.cumsum(self.counts) - self.counts)[self.counts > 0]
+        return not len(starts) or bool(np.logical_or.reduceat(hits, starts).all())

@@ -10,29 +10,24 @@ from torch import Tensor
 from shared.batch import TokenGroup
 from shared.sampling_mask import SamplingMask
 
-# The logit of a token that was left out: its probability is exactly 0. It is finite, so that 0 times it is 0; its
-# square times the squared temperature is, too.
+# The logit of a token that was left out: its probability is exactly 0. It is finite, as is its square times the squared
+# temperature, so that 0 times them is 0.
 _LEFT_OUT = -1e15
 
 
 @dataclass(frozen=True, eq=False)
 class KeptTokens:
-    """ids: int64 (S,). rows: int64 (S,), the position of each. ends: int64 (C + 1,) on the host, where those of a
-    position begin and end. masked: bool (C,), whether a position has left tokens out."""
+    """ids: int32 (S,). counts: int64 (C,), how many each position has; 0 for all. ends: int64 (C + 1,) on the host,
+    where those of a position begin and end."""
 
     ids: Tensor
-    rows: Tensor
+    counts: Tensor
     ends: np.ndarray
-    masked: Tensor
 
     @classmethod
     def of(cls, mask: SamplingMask, device: torch.device) -> "KeptTokens":
-        return cls(
-            torch.tensor(mask.token_ids, dtype=torch.int64, device=device),
-            torch.tensor(mask.positions, device=device),
-            np.concatenate([[0], np.cumsum(mask.counts)]),
-            torch.tensor(mask.counts > 0, device=device),
-        )
+        ids, counts = (torch.tensor(each, device=device) for each in (mask.token_ids, mask.counts))
+        return cls(ids, counts, np.concatenate([[0], np.cumsum(mask.counts)]))
 
     def apply_(self, logits: Tensor, position: int, token: int) -> Tensor:
         """Changes (T, W) logits in place. position, token: of the first row and the first column."""
@@ -40,10 +35,13 @@ class KeptTokens:
         begin, end = int(self.ends[position]), int(self.ends[position + length])
         if begin == end:
             return logits
-        rows, columns = self.rows[begin:end] - position, self.ids[begin:end] - token
-        # The tokens of other tiles go to a column of their own: picking out the others would wait for a GPU.
+        counts = self.counts[position : position + length]
+        # Without output_size it would wait for a GPU.
+        rows = torch.repeat_interleave(counts, output_size=end - begin)
+        columns = self.ids[begin:end].long() - token
+        # The tokens of other tiles go to a column of their own: to pick out the others would wait for a GPU, too.
         columns = torch.where((columns >= 0) & (columns < width), columns, width)
-        stays = (~self.masked[position : position + length, None]).repeat(1, width + 1)
+        stays = (counts == 0)[:, None].repeat(1, width + 1)
         stays[rows, columns] = True
         return logits.masked_fill_(~stays[:, :width], _LEFT_OUT)
 

@@ -724,6 +724,15 @@ def test_a_large_body_is_held_at_most_thrice() -> None:
     assert memory_to_decode(body) < 3 * len(body)
 
 
+def test_a_large_mask_is_held_at_most_thrice() -> None:
+    tensors, metadata = valid(scored=False)
+    tensors["sampling_mask_counts"] = np.array([10**6, 0, 0, 0, 2 * 10**6], np.int64)
+    ids = np.zeros(3 * 10**6, np.int32)
+    ids[[17, -1]] = [1, 5]
+    body = safetensors.numpy.save(tensors | {"sampling_mask_ids": ids}, metadata)
+    assert memory_to_decode(body) < 3 * len(body)
+
+
 def test_a_hostile_group_takes_no_time() -> None:
     """A body may hold as many rows as tokens."""
     tensors, metadata = valid(scored=False)

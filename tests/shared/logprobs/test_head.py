@@ -62,7 +62,7 @@ def naive(inputs: Inputs, softcap: float | None, mask: SamplingMask | None = Non
     ids = [np.zeros(0)] * TOKENS if mask is None else np.split(mask.token_ids, np.cumsum(mask.counts)[:-1])
     logps, entropies = [], []
     for row, target, kept in zip(logits, inputs.targets.tolist(), ids, strict=True):
-        tokens = sorted(set(kept.tolist())) or list(range(VOCABULARY))
+        tokens = sorted({int(token) for token in kept}) or list(range(VOCABULARY))
         of_kept = row[tokens].log_softmax(dim=0)
         logps.append(of_kept[tokens.index(target)])
         entropies.append(-(of_kept.exp() * of_kept).sum())
