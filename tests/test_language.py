@@ -16,8 +16,11 @@ PHRASES = re.compile(
 )
 PLACES = [
     "README.md",
+    "AGENTS.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "CHANGELOG.md",
+    ".github",
     "compose.yaml",
     "docker",
     "docs",
