@@ -64,10 +64,14 @@ class DeviceTurns:
             self._keep_or_take()
             yield
 
-    def give_way(self, reason: str, seconds: float) -> None:
-        """An on_wait for waits within a block: others may have the device meanwhile."""
-        self._on_wait(reason, seconds)
-        self._keep_or_take()
+    def giving_way(self, on_wait: OnWait) -> OnWait:
+        """`on_wait` for waits within a block: others may have the device meanwhile."""
+
+        def wait(reason: str, seconds: float) -> None:
+            on_wait(reason, seconds)
+            self._keep_or_take()
+
+        return wait
 
     def close(self) -> None:
         self._closed.set()
@@ -162,16 +166,18 @@ class SamplerInTurns:
             yield batch
 
 
-def load_rollout_sampler(config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait) -> LoadedSampler:
+def load_rollout_sampler(
+    config: RolloutConfig, tokenizer: PreTrainedTokenizerBase, on_wait: OnWait, on_turn: OnWait
+) -> LoadedSampler:
     """`load_sampler` for the run's weights or adapters; with vllm.enable_sleep_mode it takes turns with the trainer.
 
-    on_wait: called while the sampler loads, and while another process has the device.
+    on_wait: called while the sampler waits for its server. on_turn: called while another process has the device.
     """
     if not config.vllm.enable_sleep_mode:
         return load_sampler(config, tokenizer, on_wait, lora=config.lora)
-    turns = DeviceTurns(RunDirectory(config.run_dir).turns, on_wait)
+    turns = DeviceTurns(RunDirectory(config.run_dir).turns, on_turn)
     with turns.turn():
-        sampler, model = load_sampler(config, tokenizer, turns.give_way, lora=config.lora)
+        sampler, model = load_sampler(config, tokenizer, turns.giving_way(on_wait), lora=config.lora)
         assert isinstance(sampler, Sleeper)
         turns.begin, turns.end = sampler.wake_up, sampler.sleep
     return SamplerInTurns(sampler, turns), model

@@ -53,7 +53,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     tokenizer = load_tokenizer(config.model, revision=config.revision)
     judge = RewardScorer(tokenizer, task, config)
     sessions = open_sessions(config, judge, stack)
-    sampler, model = load_rollout_sampler(config, tokenizer, wait)
+    sampler, model = load_rollout_sampler(config, tokenizer, outage, wait)
     url = find_server(config, outage)
     client = stack.enter_context(connect(config, url, stay_with(config, url, outage)))
     reference, limit = client.model(), prompt_limit(model, config)

@@ -148,14 +148,17 @@ def test_a_wait_within_a_turn_gives_way(make_turns: Make) -> None:
     calls, waits = [], []
     mine = make_turns(begin=lambda: calls.append("begin"), end=lambda: calls.append("end"))
     other = in_thread(make_turns(lambda reason, seconds: waits.append(reason)), calls)
+    reported: list[tuple[str, float]] = []
+    wait = mine.giving_way(lambda *about: reported.append(about))
     with mine.turn():
-        mine.give_way("a server", 1.0)
+        wait("a server", 1.0)
         assert calls == ["begin"]
         other.start()
         until(lambda: bool(waits))
-        mine.give_way("a server", 2.0)
+        wait("a server", 2.0)
         assert calls == ["begin", "end", "other", "begin"]
     other.join()
+    assert reported == [("a server", 1.0), ("a server", 2.0)]
 
 
 def test_errors_of_begin_and_end_are_raised(

@@ -85,12 +85,12 @@ def test_an_engine_is_made_for_the_runs_adapters(
         run = from_values(RolloutConfig, **server, **short, run_dir=tmp_path, lora={"rank": 4})
         for attempt in (
             lambda: check_engine(run, lora_rank=4),
-            lambda: load_rollout_sampler(run, tokenizer, never),
+            lambda: load_rollout_sampler(run, tokenizer, never, never),
         ):
             with pytest.raises(UserError, match=r"lora\.rank: .* takes no adapters"):
                 attempt()
         fake.lora = {"max_lora_rank": 8, "max_cpu_loras": 8}
-        load_rollout_sampler(run, tokenizer, never)
+        load_rollout_sampler(run, tokenizer, never, never)
     check_engine(configured(base), lora_rank=4)
     with pytest.raises(UserError, match=r"lora\.rank: vLLM accepts adapters up to rank 512"):
         check_engine(configured(base, sampler="vllm"), lora_rank=600)
