@@ -248,7 +248,10 @@ def test_an_example(config: Path, hub: Path, tmp_path: Path, environment: Mappin
     """Two steps of it, or SFT, with a tiny model, whose answers may all be wrong."""
     place = tmp_path / "example"
     shutil.copytree(config.parent, place, ignore=shutil.ignore_patterns("*.jsonl", "model", "runs"))
-    _run("python make_problems.py", place, environment)
+    arguments = " gsm8k --max-steps 2 --demonstrations 20" if config.parent.name == "gsm8k" else ""
+    if arguments:
+        _write_gsm8k(place / "gsm8k")
+    _run(f"python make_problems.py{arguments}", place, environment)
     model = hub / "model"
     if (place / "make_model.py").exists():
         _run(f"python make_model.py {_chatting(model, tmp_path / 'chatting')}", place, environment)
@@ -280,6 +283,20 @@ def _write_problems(place: Path) -> None:
     sums = [{"prompt": f"{a}+{a + 1}=?", "answer": str(2 * a + 1)} for a in range(40)]
     (place / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in sums))
     (place / "prompts.jsonl").write_text("".join(json.dumps({"prompt": problem["prompt"]}) + "\n" for problem in sums))
+
+
+def _write_gsm8k(place: Path) -> None:
+    """Problems in the form of GSM8K's files."""
+    place.mkdir()
+    rows = [
+        {
+            "question": f"Ann has {a} pens and buys {a + 1}. How many now?",
+            "answer": f"<<{a}+{a + 1}={2 * a + 1}>>\n#### {2 * a + 1}",
+        }
+        for a in range(60)
+    ]
+    for name in ("train", "test"):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _run(shell: str, place: Path, environment: Mapping[str, str]) -> None:
