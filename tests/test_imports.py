@@ -31,7 +31,7 @@ ONLY_IN = {
 # a room, too.
 ROOMS = {
     "shared": (
-        "errors", "spelling", "atomic_files", "process", "logs", "commands", "settings", "batch", "tensor_file",
+        "errors", "spelling", "atomic_files", "process", "logs", "commands", "settings", "sampling_mask", "batch", "tensor_file",
         "pictures", "api", "wire", "devices", "logprobs", "models", "client",
     ),
     "ref_server": (
