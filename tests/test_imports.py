@@ -31,8 +31,8 @@ ONLY_IN = {
 # a room, too.
 ROOMS = {
     "shared": (
-        "errors", "spelling", "atomic_files", "process", "logs", "commands", "settings", "sampling_mask", "batch", "tensor_file",
-        "pictures", "api", "wire", "devices", "logprobs", "models", "client",
+        "errors", "spelling", "atomic_files", "process", "logs", "commands", "settings", "sampling_mask", "batch",
+        "tensor_file", "pictures", "api", "wire", "devices", "logprobs", "models", "client",
     ),
     "ref_server": (
         "background", "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "dashboard",
