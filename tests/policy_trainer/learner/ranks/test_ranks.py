@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from shared import wire
 from shared.batch import Batch
 from shared.logprobs import choose_forward
 from shared.models import copy_state, load_model, save_model
-from shared.sampling_mask import SamplingMask
 from tests.policy_trainer.learner.ranks import job
 from tests.policy_trainer.learner.steps import assert_near
 from tests.policy_trainer.learner.test_vision import batches as vision_batches
@@ -48,7 +47,6 @@ LORA = {"lora": {"rank": 3}, "reference": {"source": "adapter-off"}}
 
 @pytest.fixture
 def steps(make_scored: Make) -> list[list[Batch]]:
-    """Every third batch has tokens that were not sampled, and every second one a sampling mask."""
     chance = np.random.default_rng(0)
 
     def batch(number: int) -> Batch:
@@ -56,14 +54,9 @@ def steps(make_scored: Make) -> list[list[Batch]]:
         noise = -3 + 0.1 * chance.normal(size=(2, sum(map(len, rows))))
         rewards = chance.normal(size=4).tolist()
         prompt = chance.integers(2, 60, int(chance.integers(2, 9))).tolist()
-        loss_mask = (chance.random(noise.shape[1]) < 0.7).tolist() if number % 3 == 0 else None
-        scored = make_scored(
-            prompt, rows, rewards, old_logps=noise[0], ref_logps=noise[1], temperature=0.9, number=number,
-            loss_mask=loss_mask,
-        )  # fmt: skip
-        kept = [np.array([token, *chance.integers(2, 60, 8)], np.int32) for row in rows for token in row]
-        mask = SamplingMask.of(kept) if number % 2 else None
-        return replace(scored, group=replace(scored.group, sampling_mask=mask))
+        return make_scored(
+            prompt, rows, rewards, old_logps=noise[0], ref_logps=noise[1], temperature=0.9, number=number
+        )
 
     return [[batch(100 * step + number) for number in range(size)] for step, size in enumerate(SIZES)]
 
@@ -127,7 +120,7 @@ def bound(config: TrainConfig, learner: Learner) -> float:
 
 
 SETTINGS: dict[str, tuple[int, bool, dict[str, Any]]] = {
-    "two ranks": (2, True, {"loss": {"beta": 0.1, "echo_coef": 0.3}}),
+    "two ranks": (2, True, {}),
     "four ranks, an untied head": (4, False, {}),
     "layers computed again, several updates": (
         3, True, {"gradient_checkpointing": True, "num_iterations": 2, "minibatches": 2,
