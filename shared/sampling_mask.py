@@ -1,7 +1,7 @@
 """The tokens among which a sampler drew, where top-k, top-p or min-p left some out.
 
-The model's probabilities, renormalised over them, are those of the sampled tokens; as vLLM's sampling masks and
-the "Keep Sampling Mask" of DeepSeek-V3.2 (2512.02556).
+The sampler draws from the model's probabilities, renormalised over them. vLLM has the same sampling masks, and so has
+DeepSeek-V3.2 ("Keep Sampling Mask", 2512.02556).
 """
 
 from collections.abc import Sequence

@@ -26,9 +26,9 @@ class SamplingConfig(Section):
     temperature: Annotated[float, InHelp("eval")] = Field(default=1.0, ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)
     """Logits are divided by it in sampling, scoring and training."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling: sample among the likeliest tokens whose probabilities sum to top_p; 1 turns it off. Below 1 a
-    token is one of the 512 likeliest, unless top_k is set. With the sampler hf all log-probs are renormalised over the
-    tokens that top_p, top_k and min_p keep; with others the ratio is biased."""
+    """Nucleus sampling: sample among the likeliest tokens whose probabilities sum to top_p; 1 turns it off. In
+    training with the sampler hf all log-probs are renormalised over the tokens that top_p, top_k and min_p keep, at
+    most the 512 likeliest unless top_k is set; with others the ratio is biased."""
     top_k: int = Field(default=0, ge=0)
     """Sample among the k likeliest tokens; 0 turns it off. See top_p."""
     min_p: float = Field(default=0.0, ge=0, le=1)

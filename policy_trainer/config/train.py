@@ -317,7 +317,7 @@ def cautions(config: TrainConfig) -> list[str]:
         warnings.append(
             f"sampling.top_p, top_k or min_p: {config.sampler_traits.engine} does not say which tokens they kept, so "
             "the learner's log-probs are of all tokens, and the ratio and the KL are biased; top_p = 1, top_k = 0 and "
-            f"min_p = 0 turn them off, and {spell_setting('sampler')} {samplers_with('sampling_masks')} says it"
+            f"min_p = 0 turn them off, or use {spell_setting('sampler')} {samplers_with('sampling_masks')}"
         )
     if loss.echo_coef and not (config.tools or config.environment) and config.rollout == INLINE:
         warnings.append("loss.echo_coef: without tools or an environment nothing is answered, so it has no effect")

@@ -241,8 +241,8 @@ class Learner:
             total_loss = total_loss - coef * explored_entropy
         losses = {"policy_loss": policy_loss}
         if loss.echo_coef:
-            assert tokens.observed is not None
-            echo = update_mean(-logps, tokens.observed, total.observed)
+            observed = torch.from_numpy(np.concatenate([group.observed for group in groups])).to(self.model.device)
+            echo = update_mean(-logps, observed, total.observed)
             losses["echo_loss"] = echo if total.observed else torch.full_like(echo, math.nan)
             total_loss = total_loss + loss.echo_coef * echo
         if self._routing is not None:

@@ -74,7 +74,6 @@ def join(groups: Sequence[Group], device: torch.device) -> LossInputs:
             None if group.staleness is None else np.repeat(group.staleness, group.lengths) for group in groups
         ),
         high_entropy=joined_if_known(group.high_entropy for group in groups),
-        observed=joined(group.observed for group in groups),
     )
 
 

@@ -15,11 +15,11 @@ import torch
 from transformers import PreTrainedModel
 
 from policy_trainer.config import INLINE, TrainConfig
-from policy_trainer.config.sampling import MOST_KEPT
 from policy_trainer.data.prompts import prompt_limit
 from policy_trainer.processes.children import Child, RestartedChild
 from policy_trainer.processes.fork_server import ForkServer
 from policy_trainer.processes.lifecycle.endings import RunFailed
+from policy_trainer.rollout.sampling.sampler import training_params
 from policy_trainer.run_files.locks import hold
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.run_files.server_address import choose_token, read_port, server_file, write_address
@@ -246,7 +246,8 @@ def _limits(config: TrainConfig, policy: PreTrainedModel | None) -> list[str]:
     """Options for a server that accepts the run's largest batches with pictures or sampling masks; none where batches
     have neither."""
     vision = None if policy is None else vision_of(policy)
-    kept = (config.sampling.top_k or MOST_KEPT) if config.sampling.leaves_tokens_out else 0
+    params = training_params(config)
+    kept = params.top_k if params.sampling_masks else 0
     if vision is None and not kept:
         return []
     prompt = config.data.max_prompt_length if policy is None else prompt_limit(policy, config)

@@ -89,8 +89,8 @@ class Group:
 
     @property
     def observed(self) -> Array:
-        """bool (C,), what came after the first token that the model sampled and was not sampled, of completions that
-        train: what tools and environments answered, and the template's words around it."""
+        """bool (C,), tokens that the model did not sample, behind the first that it did, in completions that train:
+        what tools and environments answered, and the template's words around it."""
         if self.loss_mask is None:
             return np.zeros(len(self.tokens.completion_ids), np.bool_)
         sampled = np.cumsum(self.loss_mask)
@@ -145,8 +145,7 @@ class LossInputs:
     old_logps: log-probs under the old policy. None means the current policy: the ratio is 1, with a gradient.
     ref_logps: None without a KL. importance_weights: factors of the surrogate, or None. sampler_logps: NaN or None
     where unknown. staleness: if given, old_logps are the sampler's, from which `log_linear` interpolates.
-    high_entropy: those of the tokens that train that have a surrogate; None means all. observed: those of ECHO's
-    cross-entropy; None means none.
+    high_entropy: those of the tokens that train that have a surrogate; None means all.
     """
 
     sequence_ids: Int64[Tensor, " C"]
@@ -158,7 +157,6 @@ class LossInputs:
     sampler_logps: Float[Tensor, " C"] | None = None
     staleness: Int64[Tensor, " C"] | None = None
     high_entropy: Bool[Tensor, " C"] | None = None
-    observed: Bool[Tensor, " C"] | None = None
 
     def denominator(self, logps: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
         """The log-probs in the denominator of the ratio. logps: the current ones, without a gradient."""
