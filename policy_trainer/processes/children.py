@@ -12,7 +12,7 @@ from pathlib import Path
 
 from policy_trainer.processes.fork_server import ForkServer
 from policy_trainer.processes.forking import ForkedProcess
-from policy_trainer.processes.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed, signals_deferred
 from policy_trainer.processes.variables import environment
 from shared.errors import printable
 
@@ -60,7 +60,7 @@ class Child:
     def start(self) -> None:
         self._terminated = False
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        with self._log.open("ab") as log, signals_deferred():
             self._start = log.tell()
             what = self._module, self._arguments, log.fileno(), {**environment(), **self._secrets}, self._inherited
             self._process = (self._forks and self._forks.fork(*what)) or _run(*what)

@@ -73,6 +73,29 @@ class StopRequest:
         _say("\nstopping; press Ctrl-C again to stop at once\n")
 
 
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Delays SIGINT and SIGTERM until the end of the block, in the main thread: what it makes is known to its owner
+    before a KeyboardInterrupt is raised. One in the middle of `subprocess.Popen` would leave a process that nothing
+    stops. Only for what is over at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if callable(signal.getsignal(number))
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
 def _say(text: str) -> None:
     """Writes to standard error from a signal handler, which may have interrupted a print to it."""
     with suppress(OSError, RuntimeError):

@@ -19,7 +19,7 @@ from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_encoder
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.learner.ranks.world import World
-from policy_trainer.processes.lifecycle.endings import RunFailed
+from policy_trainer.processes.lifecycle.endings import RunFailed, signals_deferred
 from policy_trainer.reporting.samples import SampledGroup
 from policy_trainer.trainer.plan import prompt_lengths
 from shared.api import ModelInfo
@@ -169,10 +169,10 @@ class Subject:
         """
         above = next(path for path in self.config.run_dir.absolute().parents if path.is_dir())
         try:
-            temporary = tempfile.TemporaryDirectory(prefix="doctor-", dir=above)
+            with signals_deferred():
+                return Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="doctor-", dir=above)))
         except OSError as error:
             raise UserError(
                 f"{spell_name('run_dir')}: {above} cannot be written: {error.strerror}",
                 f"choose another {spell_setting('run_dir')}",
             ) from None
-        return Path(self.stack.enter_context(temporary))

@@ -153,6 +153,8 @@ def _add_views(app: FastAPI, service: Service, stats: QueueStats) -> None:
     ) -> QueueView:
         """Counts and bytes by run and state, the age of the oldest waiting batch, and the scorer's throughput.
 
+        The counts are read again only after ten times as long as reading them took, however many ask.
+
         ```
         curl localhost:8400/v1/queue
         ```

@@ -173,6 +173,26 @@ def test_a_child_that_is_stopped_gets_one_signal(modules: Callable[[str, str], N
     assert child.exit_status == 0 and "1 signals" in child.last_lines()
 
 
+def test_ctrl_c_while_a_child_is_started_leaves_no_process(
+    modules: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules("sleeps", "import time\ntime.sleep(600)\n")
+    run = children._run
+
+    def interrupted(*arguments: Any) -> Any:
+        process = run(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(children, "_run", interrupted)
+    child = Child("sleeper", "sleeps", [], tmp_path / "log")
+    with pytest.raises(KeyboardInterrupt):
+        child.start()
+    child.stop()
+    assert child.exit_status == -signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()

@@ -93,10 +93,10 @@ def test_log_probs_are_those_of_the_original_server(legacy: httpx.Client, model:
 
 
 def test_string_mode_is_answered_and_not_kept(legacy: httpx.Client) -> None:
-    before = legacy.get("/v1/queue").json()["states"]
+    before = legacy.get("/v1/batches").json()
     answer = legacy.post("/upload", content=make_bytes_list([b'{"Q": "2+3?", "As": []}', tensor_to_bytes(REWARDS)]))
     assert (answer.status_code, answer.content) == (200, b"tensor")
-    assert legacy.get("/v1/queue").json()["states"] == before
+    assert legacy.get("/v1/batches").json() == before
 
 
 @pytest.mark.parametrize(

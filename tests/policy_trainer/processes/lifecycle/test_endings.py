@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from policy_trainer.processes.lifecycle.endings import Stopped, StopRequest
+from policy_trainer.processes.lifecycle.endings import Stopped, StopRequest, signals_deferred
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -46,3 +46,13 @@ def test_a_stop_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.raise_signal(signal.SIGINT)
         assert stop
     assert "stopping; press Ctrl-C again" in output.getvalue()
+
+
+def test_a_deferred_signal_is_handled_as_it_would_have_been() -> None:
+    with StopRequest() as stop:
+        with signals_deferred():
+            signal.raise_signal(signal.SIGTERM)
+            assert not stop
+        assert stop
+        with pytest.raises(KeyboardInterrupt), signals_deferred():
+            signal.raise_signal(signal.SIGINT)
