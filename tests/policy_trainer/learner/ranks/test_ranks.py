@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from shared import wire
 from shared.batch import Batch
 from shared.logprobs import choose_forward
 from shared.models import copy_state, load_model, save_model
+from shared.sampling_mask import SamplingMask
 from tests.policy_trainer.learner.ranks import job
 from tests.policy_trainer.learner.steps import assert_near
 from tests.policy_trainer.learner.test_vision import batches as vision_batches
@@ -63,11 +64,15 @@ def steps(make_scored: Make) -> list[list[Batch]]:
 
 @pytest.fixture
 def place(tmp_path: Path, steps: list[list[Batch]]) -> Path:
+    write(tmp_path, steps)
+    return tmp_path
+
+
+def write(place: Path, steps: Sequence[Sequence[Batch]]) -> None:
     for step, batches in enumerate(steps):
-        (directory := tmp_path / f"step-{step}").mkdir()
+        (directory := place / f"step-{step}").mkdir()
         for number, batch in enumerate(batches):
             (directory / str(number)).write_bytes(wire.encode(batch))
-    return tmp_path
 
 
 def launch(ranks: int, place: Path, config: TrainConfig, first: int = 0, last: int = len(SIZES)) -> dict[str, Any]:
@@ -197,14 +202,32 @@ def test_images_on_some_ranks_only(tmp_path: Path, tokenizer: Any, settings: dic
     model = make_vision("qwen2_vl")
     model.generation_config.eos_token_id = 2  # type: ignore[union-attr]
     steps = [vision_batches(model)] * 2
-    for number, batches in enumerate(steps):
-        (directory := tmp_path / f"step-{number}").mkdir()
-        for place, batch in enumerate(batches):
-            (directory / str(place)).write_bytes(wire.encode(batch))
+    write(tmp_path, steps)
     config = configured(tmp_path, model, tokenizer, **settings)
     launch(2, tmp_path, config, last=2)
     learner, _ = in_one_process(model, config, steps)
     assert difference(tmp_path, learner, last=2) < bound(config, learner)
+
+
+@pytest.mark.slow
+def test_masks_of_some_batches(tmp_path: Path, steps: Any, make_tiny: Make, tokenizer: Any) -> None:
+    """Ranks have different numbers of completion tokens, of observations and of tokens that a sampling mask keeps."""
+    chance = np.random.default_rng(1)
+
+    def masked(number: int, batch: Batch) -> Batch:
+        ids = batch.group.completion_ids
+        sampled = chance.random(len(ids)) < 0.7 if number % 3 == 0 else None
+        kept = [np.array([token, *chance.integers(2, 60, 8)], np.int32) for token in ids]
+        mask = SamplingMask.of(kept) if number % 2 else None
+        return replace(batch, loss_mask=sampled, group=replace(batch.group, sampling_mask=mask))
+
+    steps = [[masked(number, batch) for number, batch in enumerate(batches)] for batches in steps]
+    write(tmp_path, steps)
+    model = make_tiny(vocabulary=len(tokenizer))
+    config = configured(tmp_path, model, tokenizer, loss={"beta": 0.1, "echo_coef": 0.3})
+    launch(2, tmp_path, config)
+    learner, _ = in_one_process(model, config, steps)
+    assert difference(tmp_path, learner) < bound(config, learner)
 
 
 @pytest.mark.slow
