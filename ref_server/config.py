@@ -172,6 +172,8 @@ class ServeConfig(BaseSettings):
     """Additional port to listen on: Simple-GRPO's clients have 59875 hard-coded."""
     legacy_insecure: CliToggleFlag[bool] = False
     """Let clients of the Simple-GRPO protocol on this machine in without a token."""
+    tinker: CliToggleFlag[bool] = False
+    """Also let tinker's client compute log-probs of prompts. Its API key is a token that begins with tml-."""
     data_dir: Annotated[Path, InHelp()] = Path(".tandem")
     """Where published weights are kept, and the queue, unless it is on PostgreSQL. A restart from the same folder finds
     both."""
@@ -314,6 +316,12 @@ class ServeConfig(BaseSettings):
                 "legacy: those clients send no token; add --legacy-insecure and listen on 127.0.0.1: then all users of "
                 "this machine may use the Simple-GRPO protocol"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tinker_scores(self) -> "ServeConfig":
+        if self.tinker and self.no_model:
+            raise ValueError("tinker: its client computes log-probs, which needs a --model")
         return self
 
     def read_tokens(self) -> None:

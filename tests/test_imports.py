@@ -35,8 +35,8 @@ ROOMS = {
         "tensor_file", "pictures", "api", "wire", "devices", "logprobs", "models", "client",
     ),
     "ref_server": (
-        "background", "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "dashboard",
-        "http", "cli", "__main__",
+        "background", "access", "metrics", "queue", "weights", "config", "scoring", "service", "legacy", "tinker",
+        "dashboard", "http", "cli", "__main__",
     ),
     "policy_trainer": (
         "metrics", "algorithms.surrogates", "config", "processes.lifecycle", "processes", "data", "weights.quantised",

@@ -13,7 +13,18 @@ from ref_server.http.errors import add_error_handlers
 from ref_server.http.guard import Guard, RouteTable
 from ref_server.http.load_shedder import LoadShedder, ShedUploads
 from ref_server.http.requests import Requests
-from ref_server.http.routes import batches, completions, documents, events, leases, monitoring, runs, scoring, weights
+from ref_server.http.routes import (
+    batches,
+    completions,
+    documents,
+    events,
+    leases,
+    monitoring,
+    runs,
+    scoring,
+    tinker,
+    weights,
+)
 from ref_server.http.routes.events import Watchers
 from ref_server.http.shared_call import QueueStats
 from ref_server.metrics import Traffic
@@ -51,6 +62,8 @@ def create_app(service: Service) -> FastAPI:
     service.at_draining(watchers.end)
     events.add(app, watchers)
     weights.add(app, service)
+    if service.config.tinker:
+        tinker.add(app, service, threads)
     if not service.config.no_model:
         _add_legacy(app, service)
     dashboard.add(app)

@@ -30,10 +30,11 @@ MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 # Headers that may occur only once: of two, a proxy could trust one and this server the other.
-_ONCE = ("host", "origin", "authorization", "content-type", "content-encoding", "content-length")
+_ONCE = ("host", "origin", "authorization", "x-api-key", "content-type", "content-encoding", "content-length")
 _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 # Routes of the Simple-GRPO protocol, whose clients send no token.
 _LEGACY_PATHS = ("/upload", "/get")
+_TINKER_PATHS = "/api/v1/"
 
 
 class RouteTable:
@@ -127,7 +128,7 @@ class Guard:
         if open_to_all:
             principal = Principal(Role.OPEN, peer((scope.get("client") or ("",))[0]))
         else:
-            principal = self._config.keys.principal(headers.get("authorization"))
+            principal = self._config.keys.principal(self._authorization(scope, headers))
         state = scope["state"]
         state["role"] = principal.role.name.lower() if principal.role else None
         state["caller"], state["holder"] = principal, principal.name
@@ -137,6 +138,12 @@ class Guard:
             raise Denied(
                 f"this token is for run {principal.run!r} only, and this route is for all runs", "Authorization"
             )
+
+    def _authorization(self, scope: Scope, headers: Headers) -> str | None:
+        """The header with the token. Tinker's client has one of its own kind."""
+        if self._config.tinker and scope["path"].startswith(_TINKER_PATHS) and (key := headers.get("x-api-key")):
+            return f"Bearer {key}"
+        return headers.get("authorization")
 
     def _limits(self, path: str, required: Requirement, kind: str) -> tuple[Shares, int]:
         """The memory that the body counts against, and its greatest length."""

@@ -22,11 +22,12 @@ from ref_server.access.requirements import JSON, requires
 from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import HttpError
 from ref_server.http.routes.documents import errors, json_body
-from ref_server.scoring.reference import Likeliest, NoModel, TooLarge
+from ref_server.scoring.reference import Likeliest, NoModel, Scores, TooLarge
+from ref_server.scoring.shared_prefixes import Row, SharedPrefixes
 from ref_server.service.service import Service, group_of
 from shared.api.base import RequestRecord, ResponseRecord, example
 from shared.api.scoring import TokenIds
-from shared.batch import BatchError, TokenGroup
+from shared.batch import BatchError
 
 
 class CompletionsRequest(RequestRecord):
@@ -138,10 +139,9 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
         ```
         """
         wanted, prompts = await threads.run(partial(_read, service, await request.body()))
-        groups = await run_in_threadpool(_groups, service, prompts, wanted.max_tokens)
-        scores = await asyncio.wrap_future(service.scoring.submit(groups, 1.0, likeliest=True))
-        assert scores.likeliest is not None
-        return await run_in_threadpool(_answer, service, wanted, prompts, scores.logps, scores.likeliest)
+        rows = await run_in_threadpool(_rows, service, prompts, wanted.max_tokens)
+        scores = await asyncio.wrap_future(service.scoring.submit(rows.groups, 1.0, likeliest=True))
+        return await run_in_threadpool(_answer, service, wanted, prompts, rows, scores)
 
     @app.get("/v1/models")
     @requires(Role.UPLOAD, confines=True)
@@ -159,12 +159,8 @@ def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
 def _read(service: Service, body: bytes) -> tuple[CompletionsRequest, list[list[int]]]:
     """The request, and the token ids of its prompts."""
     wanted = CompletionsRequest.model_validate_json(body)
-    name = service.model.name
-    if name is None:
-        raise NoModel
-    if wanted.model not in (name, name.rstrip("/").rpartition("/")[2]):
-        raise HttpError(404, "not_found", f"model: {wanted.model[:200]!r} is not served here; {name!r} is", "model")
-    _check_size(service, len(wanted.prompts()))  # before texts become tokens, of which each has at least one
+    check_model(service, wanted.model, "model")
+    check_size(service, len(wanted.prompts()))  # before texts become tokens, of which each has at least one
     prompts = [
         service.reference.encode(prompt, add_special_tokens=wanted.add_special_tokens)
         if isinstance(prompt, str)
@@ -173,36 +169,53 @@ def _read(service: Service, body: bytes) -> tuple[CompletionsRequest, list[list[
     ]
     if not all(prompts):
         raise BatchError("prompt", "must have at least one token")
-    _check_size(service, sum(len(ids) + wanted.max_tokens for ids in prompts))
+    check_size(service, sum(len(ids) + wanted.max_tokens for ids in prompts))
     return wanted, prompts
 
 
-def _check_size(service: Service, tokens: int) -> None:
+def check_model(service: Service, wanted: str, field: str) -> None:
+    """wanted: the served model's name, or its last part. Raises NoModel, and HttpError 404 for another."""
+    name = service.model.name
+    if name is None:
+        raise NoModel
+    if wanted not in (name, name.rstrip("/").rpartition("/")[2]):
+        raise HttpError(404, "not_found", f"{field}: {wanted[:200]!r} is not served here; {name!r} is", field)
+
+
+def check_row(service: Service, ids: list[int]) -> None:
+    """ids: at least two. Raises BatchError, TooLarge, which name the prompt."""
+    try:
+        service.reference.check_group(group_of(ids[:1], [ids[1:]]))
+    except (BatchError, TooLarge) as error:
+        raise type(error)("prompt", str(error).removeprefix(f"{error.field} ")) from None
+
+
+def check_size(service: Service, tokens: int) -> None:
+    """Raises TooLarge."""
     most = service.model.max_batch_tokens
     if tokens > most:
         raise TooLarge("prompt", f"has {tokens} tokens in all, or more; max_batch_tokens is {most}")
 
 
-def _groups(service: Service, prompts: Sequence[list[int]], max_tokens: int) -> list[TokenGroup]:
-    """The first token of a prompt has no log-prob, so the others are its completion; and behind them any token, in
-    whose place the likeliest is looked up. Raises BatchError, TooLarge."""
-    groups = []
-    for ids in prompts:
-        behind = [0] if max_tokens or len(ids) == 1 else []
-        groups.append(group_of(ids[:1], [[*ids[1:], *behind]]))
-        service.reference.check_group(groups[-1])
-    return groups
+def _rows(service: Service, prompts: Sequence[list[int]], max_tokens: int) -> SharedPrefixes:
+    """Behind a prompt comes any token, in whose place the likeliest is looked up; a prompt of one token has no other
+    that is scored. Raises BatchError, TooLarge."""
+    rows = [[*ids, 0] if max_tokens or len(ids) == 1 else ids for ids in prompts]
+    for ids in rows:
+        check_row(service, ids)
+    return SharedPrefixes([Row(ids) for ids in rows])
 
 
 def _answer(
-    service: Service,
-    wanted: CompletionsRequest,
-    prompts: Sequence[list[int]],
-    logps: Sequence[np.ndarray],
-    likeliest: Sequence[Likeliest],
+    service: Service, wanted: CompletionsRequest, prompts: Sequence[list[int]], rows: SharedPrefixes, scores: Scores
 ) -> Response:
+    assert scores.likeliest is not None
+    logps = rows.by_row(scores.logps)
+    tokens = rows.by_row([likeliest.tokens for likeliest in scores.likeliest])
+    highest = rows.by_row([likeliest.logps for likeliest in scores.likeliest])
     choices = [
-        _choice(service, wanted, index, *row) for index, row in enumerate(zip(prompts, logps, likeliest, strict=True))
+        _choice(service, wanted, index, ids, scored, Likeliest(best, of_best))
+        for index, (ids, scored, best, of_best) in enumerate(zip(prompts, logps, tokens, highest, strict=True))
     ]
     read, written = sum(map(len, prompts)), wanted.max_tokens * len(prompts)
     answer = Completions(
