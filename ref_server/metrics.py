@@ -168,7 +168,9 @@ class ScoringTotals:
         self._all = DeviceTotals(
             batches=self._counter("scored_batches", "Queued batches scored"),
             tokens=self._counter("scored_tokens", "Tokens of queued batches scored, prompts included"),
-            direct_tokens=self._counter("direct_scored_tokens", "Tokens scored for requests that wait for the answer, prompts included"),
+            direct_tokens=self._counter(
+                "direct_scored_tokens", "Tokens scored for requests that wait for the answer, prompts included"
+            ),
             errors=self._counter("scoring_errors", "Attempts at scoring a batch that failed"),
             splits=self._counter("forward_splits", "Forwards halved because memory did not suffice"),
             working_seconds=self._counter("scoring_working_seconds", "Seconds that the scoring loop scored"),

@@ -44,7 +44,7 @@ class SharedPrefixes:
     def by_row(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """values: (C,) of each group, one for each completion token. Returns (length - 1,) of each row: those of its
         tokens but the first; zeros before index `first`, where nothing was computed."""
-        found: dict[int, np.ndarray] = {}
+        by_index: dict[int, np.ndarray] = {}
         remaining = iter(values)
         for cluster in self._clusters:
             of_completions = next(remaining)
@@ -52,8 +52,8 @@ class SharedPrefixes:
             of_shared = next(remaining) if cluster.scored else unscored
             ends = np.cumsum([len(self._rows[index].ids) - cluster.shared for index in cluster.rows])
             for index, rest in zip(cluster.rows, np.split(of_completions, ends[:-1]), strict=True):
-                found[index] = np.concatenate([of_shared, rest])
-        return [found[index] for index in range(len(self._rows))]
+                by_index[index] = np.concatenate([of_shared, rest])
+        return [by_index[index] for index in range(len(self._rows))]
 
     def _groups(self, cluster: _Cluster) -> Iterator[TokenGroup]:
         rows = [self._rows[index].ids for index in cluster.rows]
@@ -77,14 +77,16 @@ def _cluster(rows: Sequence[Row]) -> list[_Cluster]:
     clusters = []
     for start in range(0, len(order), _MOST_ROWS):
         part = order[start : start + _MOST_ROWS]
-        clusters += _best(rows, part, [_common(rows[one].ids, rows[other].ids) for one, other in pairwise(part)])[1]
+        clusters += _best(
+            rows, part, [_common(rows[index].ids, rows[following].ids) for index, following in pairwise(part)]
+        )[1]
     return clusters
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """How many tokens two rows have in common at their beginning, without the last of either."""
-    most = min(len(one), len(other)) - 1
-    different = np.flatnonzero(np.array(one[:most]) != np.array(other[:most]))
+    most = min(len(first), len(second)) - 1
+    different = np.flatnonzero(np.array(first[:most]) != np.array(second[:most]))
     return int(different[0]) if len(different) else most
 
 

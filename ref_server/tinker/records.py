@@ -37,7 +37,7 @@ class SamplingParams(RequestRecord):
 
     @field_validator("max_tokens")
     @classmethod
-    def _one(cls, value: int | None) -> int | None:
+    def _scores_only(cls, value: int | None) -> int | None:
         if value != 1:
             raise ValueError("must be 1: this server computes log-probs of prompts, and does not sample")
         return value

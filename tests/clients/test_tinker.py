@@ -33,7 +33,7 @@ def test_it_finds_the_models_log_probs(tmp_path: Path) -> None:
         environment = child_environment() | {"HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "1"}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    answers = json.loads(done.stdout.splitlines()[-1])
 
     loaded = AutoModelForCausalLM.from_pretrained(model).double()
     expected = []
@@ -41,20 +41,22 @@ def test_it_finds_the_models_log_probs(tmp_path: Path) -> None:
         for row in ROWS:
             logps = loaded(torch.tensor([row])).logits[0, :-1].log_softmax(-1)
             expected.append(logps.gather(1, torch.tensor(row[1:])[:, None])[:, 0])
-    for logps, right in zip(found["logprobs"], expected, strict=True):
+    for logps, right in zip(answers["logprobs"], expected, strict=True):
         assert logps[0] is None
         assert logps[1:] == pytest.approx(right.tolist(), abs=rounding(16))
-    assert found["last"][:-2] == [None] * (len(ROWS[0]) - 2)
-    assert found["last"][-2:] == pytest.approx(expected[0][-2:].tolist(), abs=rounding(16))
-    assert found["models"] == [str(model)]
+    assert answers["last"][:-2] == [None] * (len(ROWS[0]) - 2)
+    assert answers["last"][-2:] == pytest.approx(expected[0][-2:].tolist(), abs=rounding(16))
+    assert answers["models"] == [str(model)]
 
     trained = [logps[len(row) // 2 - 1 :] for logps, row in zip(expected, ROWS, strict=True)]
     mean = float(torch.cat(trained).mean())
-    assert found["test/nll"] == pytest.approx(-mean, abs=rounding(16))
-    assert found["teacher_kl"] == pytest.approx(-5.0 - mean, abs=rounding(16))
-    for advantages, logps in zip(found["advantages"], trained, strict=True):
+    assert answers["test/nll"] == pytest.approx(-mean, abs=rounding(16))
+    assert answers["teacher_kl"] == pytest.approx(-5.0 - mean, abs=rounding(16))
+    for advantages, logps in zip(answers["advantages"], trained, strict=True):
         assert advantages[-len(logps) :] == pytest.approx((logps + 5.0).tolist(), abs=rounding(16))
 
-    assert "max_tokens: must be 1: this server computes log-probs of prompts, and does not sample" in found["sampling"]
-    assert "'create_model' is not served here" in found["training"]
-    assert f"base_model: 'another' is not served here; {str(model)!r} is" in found["another"]
+    assert (
+        "max_tokens: must be 1: this server computes log-probs of prompts, and does not sample" in answers["sampling"]
+    )
+    assert "'create_model' is not served here" in answers["training"]
+    assert f"base_model: 'another' is not served here; {str(model)!r} is" in answers["another"]

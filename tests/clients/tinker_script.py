@@ -33,10 +33,10 @@ def datum(row: list[int]) -> tinker.Datum:
 async def cookbook(client: tinker.SamplingClient, rows: list[list[int]]) -> dict[str, Any]:
     """The cookbook's evaluator, and its penalty of on-policy distillation with the server as the teacher."""
     data = [datum(row) for row in rows]
-    found = await SamplerNLLEvaluator(data)(client)
+    evaluation = await SamplerNLLEvaluator(data)(client)
     penalty = await incorporate_kl_penalty(data, [client] * len(rows), [0] * len(rows), 1.0, 0.0)
     advantages = [each.loss_fn_inputs["advantages"].to_torch().tolist() for each in data]
-    return {**found, **penalty, "advantages": advantages}
+    return {**evaluation, **penalty, "advantages": advantages}
 
 
 def refusal(ask: Any) -> str:

@@ -28,8 +28,8 @@ def some_rows(draw: st.DrawFn) -> list[Row]:
 @given(some_rows())
 def test_values_are_those_of_rows_by_themselves(rows: list[Row]) -> None:
     shared = SharedPrefixes(rows)
-    found = shared.by_row([values(group) for group in shared.groups])
-    for row, of_row in zip(rows, found, strict=True):
+    rows_values = shared.by_row([values(group) for group in shared.groups])
+    for row, of_row in zip(rows, rows_values, strict=True):
         assert len(of_row) == len(row.ids) - 1
         wanted = [value(tuple(row.ids[: index + 1])) for index in range(row.first, len(row.ids))]
         assert of_row[row.first - 1 :].tolist() == wanted

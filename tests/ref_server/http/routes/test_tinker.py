@@ -1,5 +1,6 @@
 """What tinker's client sends when it computes log-probs, without the client, which tests/clients has."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
+from ref_server.scoring.reference import Busy
 from ref_server.service.service import Service
 from ref_server.tinker import futures
 from ref_server.tinker.records import PROTOBUF, encode_response
@@ -63,11 +65,23 @@ def naively(naive_logps: Naive, ids: list[int]) -> np.ndarray:
     return naive_logps(TokenGroup(np.array(ids[:1]), np.array(ids[1:]), np.array([len(ids) - 1])), 1.0)
 
 
-def test_log_probs_of_prompts_that_begin_alike(http: httpx.Client, service: Service, naive_logps: Naive) -> None:
+def test_log_probs_of_prompts_that_begin_alike(
+    http: httpx.Client, service: Service, naive_logps: Naive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt = list(range(3, 103))
     rows = [[*prompt, 200 + number, 7] for number in range(6)]
     before = direct_tokens(http)
+    submit, all_sent = service.scoring.submit, threading.Event()
+
+    def busy_until_all_are_sent(*arguments: Any) -> Any:
+        if not all_sent.is_set():
+            raise Busy
+        return submit(*arguments)
+
+    monkeypatch.setattr(service.scoring, "submit", busy_until_all_are_sent)
+    monkeypatch.setattr(futures, "_MOST_SETS", 1)
     ids = [ask(http, row, number, "alike") for number, row in enumerate(rows)]
+    all_sent.set()
     for row, id in zip(rows, ids, strict=True):
         logps = logps_of(fetch(http, id))
         assert len(logps) == len(row) and np.isnan(logps[0])
