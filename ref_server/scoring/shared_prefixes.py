@@ -16,7 +16,7 @@ _MOST_ROWS = 128
 class Row:
     """A sequence of at least two token ids, of which those from index `first` on want a log-prob. first >= 1."""
 
-    ids: Sequence[int]
+    ids: list[int]
     first: int = 1
 
 
@@ -83,7 +83,7 @@ def _cluster(rows: Sequence[Row]) -> list[_Cluster]:
     return clusters
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
+def _common(first: list[int], second: list[int]) -> int:
     """How many tokens two rows have in common at their beginning, without the last of either."""
     most = min(len(first), len(second)) - 1
     different = np.flatnonzero(np.array(first[:most]) != np.array(second[:most]))

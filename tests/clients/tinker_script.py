@@ -4,6 +4,7 @@ python tinker_script.py URL MODEL API_KEY ROWS
 """
 
 import asyncio
+# pyright: reportMissingImports=false
 import json
 import sys
 from typing import Any
