@@ -3,8 +3,9 @@
 python tinker_script.py URL MODEL API_KEY ROWS
 """
 
-import asyncio
 # pyright: reportMissingImports=false
+
+import asyncio
 import json
 import sys
 from typing import Any
