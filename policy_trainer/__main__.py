@@ -23,6 +23,7 @@ COMMANDS = {
     "compare": "one HTML file that lays several runs over each other",
     "eval": "accuracy of a model on evaluation problems, with a confidence interval",
     "export": "a Hugging Face model of a checkpoint that was written under torchrun",
+    "push": "a run's model with a card, to the Hugging Face Hub or into a directory",
     "presets": "settings of published recipes, for --preset: the list, and every number of one",
     "demo": "a tiny model learns arithmetic on this machine in about a minute",
     "demo-setup": "write the demo's base model and configuration, to start its processes yourself",

@@ -7,6 +7,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from policy_trainer.reporting.report.model_card import is_hub_id, model_card
+from policy_trainer.reporting.report.run import read_run
+from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.config import GRPOConfig
 from shared.errors import UserError
 
@@ -19,49 +22,39 @@ _OF_THE_RUN = (
     "trainer.json", "trainer_state.json", "optimizer.pt",
 )  # fmt: skip
 _STRATEGIES = ("end", "every_save", "checkpoint", "all_checkpoints")
-_CARD = """
-# {name}
-
-This model is a fine-tuned version of {base}{data}. It was trained with GRPO, introduced in
-[DeepSeekMath](https://huggingface.co/papers/2402.03300), with Tandem, through its interface for TRL.
-
-```python
-from transformers import pipeline
-
-generator = pipeline("text-generation", model="{repository}")
-question = "What is 12 times 12?"
-print(generator([{{"role": "user", "content": question}}], max_new_tokens=128, return_full_text=False)[0])
-```
-
-Versions: {versions}.
-"""
+_INTRODUCTION = (
+    "This model is a fine-tuned version of {base}{data}. It was trained with GRPO, introduced in "
+    "[DeepSeekMath](https://huggingface.co/papers/2402.03300), with Tandem, through its interface for TRL."
+)
 
 
-def model_card(
-    name: str | None, base: str, dataset: str | None, tags: Any, *, adapters: bool, repository: str | None
+def trl_model_card(
+    name: str | None,
+    base: str,
+    dataset: str | None,
+    tags: Any,
+    run_dir: Path,
+    *,
+    adapters: bool,
+    repository: str | None,
 ) -> str:
     """Returns the model card, README.md, with the Hub's metadata. base: in the metadata only if it is a Hub id."""
-    from importlib.metadata import version
-
-    from huggingface_hub import ModelCardData
-
-    on_hub = not Path(base).is_dir()
-    given = [tags] if isinstance(tags, str) else list(tags or ())
-    data = ModelCardData(
-        base_model=base if on_hub else None,
-        datasets=dataset,
-        library_name="peft" if adapters else "transformers",
-        model_name=name,
-        tags=["generated_from_trainer", "grpo", "tandem", *given],
-    )
-    text = _CARD.format(
-        name=name or "Model",
+    on_hub = is_hub_id(base)
+    introduction = _INTRODUCTION.format(
         base=f"[{base}](https://huggingface.co/{base})" if on_hub else Path(base).name,
         data=f" on the dataset [{dataset}](https://huggingface.co/datasets/{dataset})" if dataset else "",
-        repository=repository or name,
-        versions=", ".join(f"{package} {version(package)}" for package in ("transformers", "torch", "datasets")),
     )
-    return f"---\n{data.to_yaml()}\n---\n{text}"
+    recorded = read_run(run_dir) if RunDirectory(run_dir).metrics.exists() else None
+    return model_card(
+        name or "Model",
+        introduction,
+        recorded,
+        base=base,
+        dataset=dataset,
+        tags=[tags] if isinstance(tags, str) else list(tags or ()),
+        adapters=adapters,
+        repository=repository,
+    )
 
 
 class Repository:

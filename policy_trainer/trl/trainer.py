@@ -14,7 +14,7 @@ from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.cautions import cautions, log, refuse_contradictions
 from policy_trainer.trl.config import GRPOConfig, checked_config
 from policy_trainer.trl.files import INITIAL_MODEL, as_begun, merge, move_earlier_run, resume_from, show_checkpoint
-from policy_trainer.trl.hub import Repository, model_card
+from policy_trainer.trl.hub import Repository, trl_model_card
 from policy_trainer.trl.logs import Logs
 from policy_trainer.trl.mapping import model_dtype, precision, settings, spelled_in_trl, tracker_variables
 from policy_trainer.trl.masks import high_entropy_mask, off_policy_mask
@@ -324,8 +324,8 @@ class GRPOTrainer:
         tags: Any = None,
     ) -> None:  # fmt: skip
         name = model_name or Path(str(self.args.hub_model_id or Path(self.args.output_dir).absolute())).name
-        text = model_card(
-            name, self._name, dataset_name, tags,
+        text = trl_model_card(
+            name, self._name, dataset_name, tags, Path(self._grpo.config.run_dir),
             adapters=self._peft_config is not None, repository=repository.name if repository else None,
         )  # fmt: skip
         Path(self.args.output_dir, "README.md").write_text(text)

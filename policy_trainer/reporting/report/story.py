@@ -22,13 +22,19 @@ _LIMITS: Mapping[str, str] = {
 
 def story(run: RecordedRun) -> list[str]:
     """The sentences for which the run has data."""
+    sentences = outcome(run)
+    if seconds := duration(run):
+        spent = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
+        sentences.append(f"It took about {spent}. {limit_of(waits_of(times_of(run)))}".strip())
+    return sentences
+
+
+def outcome(run: RecordedRun) -> list[str]:
+    """What was trained on what, and what came of it."""
     sentences = [_subject(run), _steps(run), *_results(run)]
     best: Any = run.progress.get("best_step")
     if isinstance(best, int):
         sentences.append(f"The best evaluation was at step {best:,}.")
-    if seconds := duration(run):
-        spent = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.1f} minutes"
-        sentences.append(f"It took about {spent}. {limit_of(waits_of(times_of(run)))}".strip())
     return sentences
 
 

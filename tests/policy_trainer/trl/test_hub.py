@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 
 from policy_trainer.trl import GRPOConfig
-from policy_trainer.trl.hub import Repository, model_card
+from policy_trainer.trl.hub import Repository, trl_model_card
 from tests.policy_trainer.trl.test_trainer import trainer
 
 
@@ -166,10 +166,12 @@ def test_what_one_call_uploads_uploads_nothing_else(hub: Hub, tmp_path: Path) ->
 
 
 def test_the_card_says_where_the_model_comes_from(tmp_path: Path) -> None:
-    card = ModelCard(model_card("mine", "org/base", "org/rows", "maths", adapters=True, repository="me/mine"))
+    card = ModelCard(
+        trl_model_card("mine", "org/base", "org/rows", "maths", tmp_path, adapters=True, repository="me/mine")
+    )
     data = card.data.to_dict()
     assert (data["base_model"], data["datasets"], data["library_name"]) == ("org/base", "org/rows", "peft")
     assert {"generated_from_trainer", "grpo", "maths"} <= set(data["tags"]) and "me/mine" in card.text
-    local = ModelCard(model_card("mine", str(tmp_path), None, None, adapters=False, repository=None))
+    local = ModelCard(trl_model_card("mine", str(tmp_path), None, None, tmp_path, adapters=False, repository=None))
     assert local.data.to_dict()["library_name"] == "transformers" and "base_model" not in local.data.to_dict()
     assert str(tmp_path) not in local.content
