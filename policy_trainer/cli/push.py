@@ -64,7 +64,8 @@ def _model_of(root: Path, step: int | None) -> Path:
         raise UserError(f"RUN_DIR: {root}: {missing}; {has}", "finish the run, or name a step with --checkpoint")
     if not any(model.glob("*.safetensors")):
         raise UserError(
-            f"checkpoint: {model} was written under torchrun", f"first `policy-trainer export --checkpoint {model} --output DIRECTORY`"
+            f"checkpoint: {model} was written under torchrun",
+            f"first `policy-trainer export --checkpoint {model} --output DIRECTORY`",
         )
     return model
 

@@ -43,7 +43,7 @@ ROLES = [(*route.split(), role) for role, routes in _ROUTES.items() for route in
 @pytest.fixture(scope="module")
 def table(make_service: MakeService) -> RouteTable:
     """Of an application with all routes that there are."""
-    service = make_service(legacy=True)
+    service = make_service(legacy=True, tinker=True)
     app = create_app(service)
     for route in app.routes:
         assert isinstance(route, Route), route
