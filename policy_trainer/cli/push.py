@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from policy_trainer.reporting.report.model_card import model_card
+from policy_trainer.reporting.report.model_card import model_card, public
 from policy_trainer.reporting.report.run import RecordedRun, read_run
 from policy_trainer.reporting.report.story import outcome
 from policy_trainer.run_files.checkpoint import Checkpoints
@@ -71,15 +71,16 @@ def _model_of(root: Path, step: int | None) -> Path:
 
 
 def _card(options: Namespace, source: Path, recorded: RecordedRun, name: str, repository: str | None) -> str:
-    sentences = outcome(recorded)
+    shown = public(recorded)
+    sentences = outcome(shown)
     if options.checkpoint is not None:
         sentences.append(f"This is the model after step {options.checkpoint}.")
     sentences.append("It was trained with Tandem.")
     return model_card(
         name,
         " ".join(sentences),
-        recorded,
-        base=str(recorded.settings["model"] or "unknown"),
+        shown,
+        base=recorded.settings["model"],
         dataset=recorded.settings["data.dataset"],
         adapters=is_adapter(source),
         repository=repository,
@@ -102,6 +103,8 @@ def _upload(options: Namespace, source: Path, recorded: RecordedRun) -> str:
     api = HfApi()
     try:
         repository = api.create_repo(options.repo, private=options.private or None, exist_ok=True).repo_id
+        if options.private and not api.model_info(repository).private:
+            raise UserError(f"repo: {repository} is public", "make it private there, or leave out --private")
         if options.revision:
             api.create_branch(repository, branch=options.revision, exist_ok=True)
         card = _card(options, source, recorded, repository.rpartition("/")[2], repository)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from policy_trainer.reporting.report.model_card import is_hub_id, model_card
+from policy_trainer.reporting.report.model_card import is_hub_id, model_card, public
 from policy_trainer.reporting.report.run import read_run
 from policy_trainer.run_files.run_directory import RunDirectory
 from policy_trainer.trl.config import GRPOConfig
@@ -44,7 +44,7 @@ def trl_model_card(
         base=f"[{base}](https://huggingface.co/{base})" if on_hub else Path(base).name,
         data=f" on the dataset [{dataset}](https://huggingface.co/datasets/{dataset})" if dataset else "",
     )
-    recorded = read_run(run_dir) if RunDirectory(run_dir).metrics.exists() else None
+    recorded = public(read_run(run_dir)) if RunDirectory(run_dir).metrics.exists() else None
     return model_card(
         name or "Model",
         introduction,

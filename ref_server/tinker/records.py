@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field, field_validator
 
-from shared.api.base import Name, RequestRecord
+from shared.api.base import Name, RequestRecord, Version
 from shared.api.scoring import TokenIds
 
 PROTOBUF = "application/x-protobuf"
@@ -47,7 +47,7 @@ class SampleRequest(RequestRecord):
     """The body of `asample`, as `SamplingClient.compute_logprobs` sends it."""
 
     sampling_session_id: Name
-    seq_id: int
+    seq_id: Version
     prompt: ModelInput
     sampling_params: SamplingParams
     prompt_logprobs: bool | None = None
@@ -85,7 +85,7 @@ class SamplingSessionRequest(BaseModel):
 class RetrieveRequest(BaseModel):
     """The body of `retrieve_future`."""
 
-    request_id: Name
+    request_id: str
 
 
 def encode_response(logps: np.ndarray) -> bytes:

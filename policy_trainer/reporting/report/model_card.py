@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,17 @@ def model_card(
     introduction: str,
     run: RecordedRun | None,
     *,
-    base: str,
+    base: str | None,
     dataset: str | None = None,
     tags: Sequence[str] = (),
     adapters: bool = False,
     repository: str | None = None,
 ) -> str:
-    """Returns README.md. base: the model that was trained; in the metadata only if it is a Hub id. Absolute paths among
-    the settings are shortened to their last part, since a card may be public."""
+    """Returns README.md. base: the model that was trained; in the metadata only if it is a Hub id. run: `public`."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
-        base_model=base if is_hub_id(base) else None,
+        base_model=base if base and is_hub_id(base) else None,
         datasets=dataset,
         library_name="peft" if adapters else "transformers",
         model_name=name,
@@ -59,7 +59,7 @@ def model_card(
     parts = [
         f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n",
         f"{introduction}\n",
-        _USE.format(repository=repository or name),
+        "" if run and run.settings.command == "reward-model" else _USE.format(repository=repository or name),
         *(_sections(run) if run else ()),
         f"\nVersions: {versions}.\n",
     ]
@@ -75,7 +75,7 @@ def _sections(run: RecordedRun) -> Sequence[str]:
         "step": "step", "completions_total": "completions", "reward": "reward", "kl": "KL", "entropy": "entropy",
         "completion_length_mean": "completion length",
     } if run.settings.command == "train" else {"step": "step", "loss": "loss"}  # fmt: skip
-    settings = _nested({name: value for name, value in run.settings.differing.items() if name not in _PLACES})
+    settings = _nested(run.settings.differing)
     return [
         _table("Evaluations on held-out problems", run.evaluations, evaluations),
         _table("Training", run.steps, steps),
@@ -111,6 +111,13 @@ def is_hub_id(model: str) -> bool:
     return model.count("/") <= 1 and not model.startswith((".", "/", "~")) and not Path(model).is_dir()
 
 
+def public(run: RecordedRun) -> RecordedRun:
+    """The run as everybody may see it: its settings without where it was, the directories of absolute paths, and
+    addresses."""
+    given = {name: _shortened(value) for name, value in run.settings.given.items() if name not in _PLACES}
+    return replace(run, settings=replace(run.settings, given=given))
+
+
 def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted names as tables, as in a configuration file."""
     tables: dict[str, Any] = {}
@@ -120,14 +127,16 @@ def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
         for part in path:
             table = table.setdefault(part, {})
         if value is not None:
-            table[last] = _shortened(value)
+            table[last] = value
     return tables
 
 
 def _shortened(value: Any) -> Any:
-    """Without the directories of an absolute path, and without nulls, which TOML does not have."""
+    """Without the directories of an absolute path and the rest of an address, and without nulls, which TOML lacks."""
     if isinstance(value, list):
         return [_shortened(each) for each in value if each is not None]
     if isinstance(value, dict):
         return {name: _shortened(each) for name, each in value.items() if each is not None}
+    if isinstance(value, str) and "://" in value:
+        return value.partition("://")[0] + "://…"
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

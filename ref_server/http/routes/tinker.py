@@ -12,7 +12,7 @@ from ref_server.access.requirements import ANY, JSON, requires
 from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import HttpError
 from ref_server.http.routes.completions import check_model, check_row, check_size
-from ref_server.scoring.reference import TooLarge
+from ref_server.scoring.reference import NotReady, TooLarge
 from ref_server.scoring.shared_prefixes import Row
 from ref_server.service.service import Service
 from ref_server.tinker.futures import LogprobFutures
@@ -116,6 +116,8 @@ def _add_logprobs(app: FastAPI, futures: LogprobFutures, service: Service, threa
             raise HttpError(410, "gone", "this server does not have the request, or no longer", "request_id") from None
         except TimeoutError:
             return {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
+        if isinstance(result, NotReady):  # 503: the client tries again, and the server that follows does not know it
+            raise result
         if isinstance(result, Exception):
             return JSONResponse(failure(str(result), of_user=isinstance(result, _USERS_ERRORS)))
         return Response(encode_response(result), media_type=PROTOBUF)

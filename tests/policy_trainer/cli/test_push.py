@@ -29,7 +29,10 @@ TOKEN = "hf_0123456789"
 def root(tmp_path: Path) -> Path:
     """The directory of a finished run, with a model."""
     made = learning_run(
-        tmp_path / "sums", loss={"beta": 0.125}, reference={"snapshot_root": str(tmp_path / "me/snapshots")}
+        tmp_path / "sums",
+        loss={"beta": 0.125},
+        reference={"snapshot_root": str(tmp_path / "me/snapshots")},
+        rewards=["http://judge.me:80/score", "accuracy"],
     )
     tiny_model(made)
     return made
@@ -44,16 +47,25 @@ def test_a_directory_has_the_model_and_its_card(root: Path, tmp_path: Path, caps
     data = card.data.to_dict()
     assert (data["base_model"], data["library_name"], data["model_name"]) == ("base/model", "transformers", "out")
     assert {"grpo", "tandem", "generated_from_trainer"} <= set(data["tags"])
-    assert "base/model was trained with GRPO on the task arithmetic" in card.text
+    assert "base/model was trained with GRPO on the task arithmetic, with the rewards http://…, accuracy." in card.text
     assert "Accuracy on held-out problems went from 0.05 (95% interval 0.02 to 0.11, step 0) to 0.9" in card.text
     assert "| step | decoding | problems | accuracy | 95% from | to | reward |" in card.text
     assert "| 10 | greedy | 100 | 0.9 | 0.826 | 0.945 | 1.8 |" in card.text
     assert "[loss]\nbeta = 0.125" in card.text
+    assert "http://…" in card.text and "judge.me" not in card.text
     assert 'snapshot_root = "snapshots"' in card.text and str(tmp_path) not in card.content, (
         "no directories of this machine"
     )
     with pytest.raises(UserError, match="out exists"):
         run([str(root), "--to", str(out)])
+
+
+def test_a_model_of_this_machine_is_no_base_on_the_hub(tmp_path: Path) -> None:
+    root = learning_run(tmp_path / "sums", model=str(tmp_path / "me/base"))
+    tiny_model(root)
+    run([str(root), "--to", str(tmp_path / "out")])
+    card = ModelCard.load(tmp_path / "out/README.md")
+    assert "base_model" not in card.data.to_dict() and "base was trained with GRPO" in card.text
 
 
 def test_a_checkpoint_is_pushed_without_what_only_the_run_needs(root: Path, tmp_path: Path) -> None:
@@ -109,6 +121,8 @@ def hub() -> Iterator[Hub]:
                 if owner == "taken":
                     return self.send(403, {"error": "You don't have the rights to create a model under taken"})
                 name = f"{owner}/{wanted['name']}"
+                if name in state.repositories:
+                    return self.send(409, {"error": "You already created it", "url": f"{state.url}/{name}"})
                 state.repositories[name] = wanted.get("private") or wanted.get("visibility") == "private"
                 return self.send(200, {"url": f"{state.url}/{name}", "name": name, "id": name})
             if path == "/api/validate-yaml":  # of the card
@@ -147,7 +161,10 @@ def hub() -> Iterator[Hub]:
             self.send(200, {})
 
         def do_GET(self) -> None:
-            self.send(404, {"error": f"no route {self.path}"})
+            name = self.path.removeprefix("/api/models/")
+            if name in state.repositories:
+                return self.send(200, {"id": name, "private": state.repositories[name], "tags": [], "downloads": 0})
+            return self.send(404, {"error": f"no route {self.path}"})
 
         def send(self, status: int, answer: Any) -> None:
             content = json.dumps(answer).encode()
@@ -187,6 +204,14 @@ def test_the_hub_gets_the_model(root: Path, hub: Hub) -> None:
     card = hub.files.pop("README.md").decode()
     assert 'model="me/my-sums"' in card and "model_name: my-sums" in card
     assert hub.files == {file.name: file.read_bytes() for file in (root / "model").iterdir()}
+
+
+def test_what_was_to_be_private_is_not_made_public(root: Path, hub: Hub) -> None:
+    hub.repositories["me/my-sums"] = False
+    done = push(root, hub, "--repo", "me/my-sums", "--private")
+    assert done.returncode == 2 and "repo: me/my-sums is public; make it private there" in done.stderr
+    assert not hub.files and not hub.large
+    assert push(root, hub, "--repo", "me/my-sums").returncode == 0 and "README.md" in hub.files
 
 
 def test_a_repository_of_others_is_refused(root: Path, hub: Hub) -> None:
