@@ -10,6 +10,7 @@ from policy_trainer.config.names import TRL_DEFAULTS, TRL_ENTRIES
 from policy_trainer.trl.config import GRPOConfig
 from policy_trainer.trl.steps import NEVER, Steps
 from shared.errors import UserError
+from shared.settings.names import nested_settings
 from shared.spelling import spelled_in_python
 
 # loss_type -> loss.surrogate, loss.aggregation.
@@ -66,15 +67,7 @@ def settings(args: GRPOConfig, steps: Steps, *, in_chat: bool, evaluates: bool) 
     flat["evaluation.num_generations"] = args.num_generations_eval or args.num_generations
     flat["data.prompt_style"] = "chat" if in_chat else "plain"
     flat["data.judge_opening"] = False  # rewards see only what was sampled, as in TRL
-    nested: dict[str, Any] = {}
-    for name, value in flat.items():
-        *groups, last = name.split(".")
-        place = nested
-        for group in groups:
-            place = place.setdefault(group, {})
-        if value is not None:
-            place[last] = value
-    return nested
+    return nested_settings(flat)
 
 
 def _one_of(args: GRPOConfig, name: str, allowed: Any) -> Any:

@@ -137,6 +137,22 @@ class ReferenceModel(Protocol):
         ...
 
 
+def group_of(prompt_ids: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:
+    """Lists of token ids -> a checked group. Raises BatchError."""
+    return TokenGroup(
+        _ids("prompt_ids", prompt_ids),
+        _ids("completions", [token for row in completions for token in row]),
+        np.array([len(row) for row in completions], dtype=np.int64),
+    )
+
+
+def _ids(name: str, values: Sequence[int]) -> np.ndarray:
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        raise BatchError(name, "must be token ids") from None
+
+
 def check_size(group: TokenGroup, info: ModelInfo) -> None:
     """Raises TooLarge, and BatchError for images where there may be none."""
     if group.tokens > info.max_batch_tokens:

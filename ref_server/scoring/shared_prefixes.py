@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from ref_server.scoring.reference import group_of
 from shared.batch import TokenGroup
 
 # Rows that are compared at once: `_best` calls itself up to so many times, one inside of the other.
-_MOST_ROWS = 128
+MOST_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,17 @@ class SharedPrefixes:
     def _groups(self, cluster: _Cluster) -> Iterator[TokenGroup]:
         rows = [self._rows[index].ids for index in cluster.rows]
         prefix = rows[0][: cluster.shared]
-        yield _group(prefix, [ids[cluster.shared :] for ids in rows])
+        yield group_of(prefix, [ids[cluster.shared :] for ids in rows])
         if cluster.scored:
-            yield _group(prefix[:1], [prefix[1:]])
-
-
-def _group(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:
-    return TokenGroup(
-        np.array(prompt, np.int64),
-        np.concatenate([np.array(ids, np.int64) for ids in completions]),
-        np.array([len(ids) for ids in completions], np.int64),
-    )
+            yield group_of(prefix[:1], [prefix[1:]])
 
 
 def _cluster(rows: Sequence[Row]) -> list[_Cluster]:
     """The clusters with which the fewest tokens are computed."""
     order = sorted(range(len(rows)), key=lambda index: rows[index].ids)
     clusters = []
-    for start in range(0, len(order), _MOST_ROWS):
-        part = order[start : start + _MOST_ROWS]
+    for start in range(0, len(order), MOST_ROWS):
+        part = order[start : start + MOST_ROWS]
         clusters += _best(
             rows, part, [_common(rows[index].ids, rows[following].ids) for index, following in pairwise(part)]
         )[1]

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import structlog
 from anyio import CapacityLimiter, to_thread
 
@@ -14,7 +13,7 @@ from ref_server.metrics import Count
 from ref_server.queue.errors import StorageBroken, StorageFull
 from ref_server.queue.queue import Queue
 from ref_server.queue.records import Payload, Stats, Upload
-from ref_server.scoring.reference import NotReady, ReferenceModel
+from ref_server.scoring.reference import NotReady, ReferenceModel, group_of
 from ref_server.service.polls import Polls
 from ref_server.service.reference import CurrentReference
 from ref_server.service.throughput import Throughput
@@ -238,22 +237,6 @@ class Service:
             raise BatchError("run", f"is {LEGACY_RUN!r}: the Simple-GRPO protocol's batches have a form of their own")
         stored = self.queue.payload(batch.id)
         return None if stored is None else wire.decode(wire.with_scores(*stored))
-
-
-def group_of(prompt_ids: Sequence[int], completions: Sequence[Sequence[int]]) -> TokenGroup:
-    """Lists of token ids -> a checked group. Raises BatchError."""
-    return TokenGroup(
-        _ids("prompt_ids", prompt_ids),
-        _ids("completions", [token for row in completions for token in row]),
-        np.array([len(row) for row in completions], dtype=np.int64),
-    )
-
-
-def _ids(name: str, values: Sequence[int]) -> np.ndarray:
-    try:
-        return np.array(values, dtype=np.int64)
-    except OverflowError:
-        raise BatchError(name, "must be token ids") from None
 
 
 async def _keep_tidy(tidy: Callable[[], bool], loop: BackgroundLoop) -> None:

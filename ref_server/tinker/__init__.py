@@ -1,1 +1,1 @@
-"""What tinker's client asks of a server that scores: records, and the questions that wait for their answer."""
+"""What tinker's client asks of a server that scores: records, and log-probs that it fetches later."""

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ref_server.access.shares import Shares
 from ref_server.scoring.reference import Busy, NotReady, TooLarge
-from ref_server.scoring.shared_prefixes import Row, SharedPrefixes
+from ref_server.scoring.shared_prefixes import MOST_ROWS, Row, SharedPrefixes
 from ref_server.service.service import Service
 from shared.batch import BatchError, TokenGroup
 
@@ -19,7 +19,6 @@ log = structlog.get_logger()
 
 # Rows that arrive within this time share what they begin with: a client sends the completions of a group one by one.
 _TOGETHER_SECONDS = 0.02
-_MOST_ROWS = 128
 # Sets of rows at once: one that is scored, and one that is ready to follow.
 _MOST_SETS = 2
 _BUSY_SECONDS = 0.1
@@ -96,10 +95,10 @@ class LogprobFutures:
         self._score_waiting()
 
     def _take(self) -> list[_Pending]:
-        """As many as fit max_batch_tokens, at least one."""
+        """As many as fit max_batch_tokens and are compared with each other, at least one."""
         taken = [self._waiting.popleft()]
         tokens = len(taken[0].row.ids)
-        while self._waiting and len(taken) < _MOST_ROWS:
+        while self._waiting and len(taken) < MOST_ROWS:
             tokens += len(self._waiting[0].row.ids)
             if tokens > self._service.config.max_batch_tokens:
                 break

@@ -3,7 +3,7 @@
 From the `tinker` package 0.38: its `types` and `tinker_public.proto`.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, Field, field_validator
@@ -98,8 +98,3 @@ def _varint(value: int) -> bytes:
     """Seven bits in each byte, the lowest first; all bytes but the last have the eighth bit set."""
     low, rest = value & 0x7F, value >> 7
     return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
-
-
-def failure(message: str, *, of_user: bool) -> dict[str, Any]:
-    """How `retrieve_future` says that a request has failed."""
-    return {"error": message, "category": "user" if of_user else "server"}

@@ -46,6 +46,19 @@ def flat_settings(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
     return flat
 
 
+def nested_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as nested tables, without nulls, which TOML lacks: {"a.b": 1, "a.c": None} -> {"a": {"b": 1}}"""
+    tables: dict[str, Any] = {}
+    for name, value in values.items():
+        *path, last = name.split(".")
+        table = tables
+        for key in path:
+            table = table.setdefault(key, {})
+        if value is not None:
+            table[last] = value
+    return tables
+
+
 def nested_model(info: FieldInfo) -> type[BaseModel] | None:
     """The model of a field that is a group of settings, also of `Group | None`; None for a plain setting."""
     either = get_args(info.annotation) if get_origin(info.annotation) in (Union, UnionType) else ()

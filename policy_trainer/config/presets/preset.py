@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from policy_trainer.config import LossConfig, TrainConfig
 from policy_trainer.config.data import SOURCE_SETTINGS
 from shared.settings import from_values
-from shared.settings.names import flat_settings
+from shared.settings.names import flat_settings, nested_settings
 
 # The deviation of every file with `samples_in_turn`.
 SAMPLES_IN_TURN = (
@@ -52,7 +52,7 @@ class Preset(BaseModel):
 
         given: the settings from stronger sources, as nested tables.
         """
-        values = _nested({name: setting.value for name, setting in self.settings.items()})
+        values = nested_settings({name: setting.value for name, setting in self.settings.items()})
         if given.get("task", values.get("task")) != values.get("task"):
             data = values.get("data", {})
             values["data"] = {name: value for name, value in data.items() if name not in SOURCE_SETTINGS}
@@ -62,7 +62,7 @@ class Preset(BaseModel):
         """The configuration of `train --preset`. A setting that the user must give gets its name in capitals."""
         wanted = {name: name.rpartition(".")[2].upper() for name in ("model", *self.wants)}
         values = wanted | {name: setting.value for name, setting in self.settings.items()}
-        return from_values(TrainConfig, preset=self.name, **_nested(values))
+        return from_values(TrainConfig, preset=self.name, **nested_settings(values))
 
 
 def read_preset(path: Path) -> Preset:
@@ -81,18 +81,6 @@ def _read(path: Path) -> dict[str, Any]:
         return keys
     base = _read(path.with_name(f"{keys.pop('extends')}.toml"))
     return base | keys | {"settings": base["settings"] | keys["settings"]}
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a.b": 1} -> {"a": {"b": 1}}"""
-    tables: dict[str, Any] = {}
-    for name, value in values.items():
-        *path, last = name.split(".")
-        table = tables
-        for key in path:
-            table = table.setdefault(key, {})
-        table[last] = value
-    return tables
 
 
 def surrogate(loss: LossConfig) -> str:

@@ -75,16 +75,15 @@ class StopRequest:
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Delays SIGINT and SIGTERM until the end of the block, in the main thread: what it makes is known to its owner
-    before a KeyboardInterrupt is raised. One in the middle of `subprocess.Popen` would leave a process that nothing
-    stops. Only for what is over at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Delays SIGINT and SIGTERM to the end of the block; in the main thread, as others handle none. For short blocks.
+
+    A KeyboardInterrupt in the middle of `subprocess.Popen` would leave a process that nobody knows of.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
     came: list[int] = []
     previous = {
         number: signal.signal(number, lambda number, frame: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in ((signal.SIGINT, signal.SIGTERM) if in_main_thread else ())
         if callable(signal.getsignal(number))
     }
     try:

@@ -1,7 +1,7 @@
 """The card of a trained model, in the Hub's form: Markdown behind a block of metadata."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from policy_trainer.reporting.metrics import Metrics
 from policy_trainer.reporting.report.run import RecordedRun, number
 from policy_trainer.reporting.report.story import figure
 from policy_trainer.reporting.report.viewer import spread
+from shared.settings.names import nested_settings
 
 # Rows of the table of training steps, and of that of evaluations.
 _STEPS = 12
@@ -43,6 +44,7 @@ def model_card(
     """Returns README.md. base: the model that was trained; in the metadata only if it is a Hub id. run: `public`."""
     from huggingface_hub import ModelCardData
 
+    command = run.settings.command if run else "train"
     data = ModelCardData(
         base_model=base if base and is_hub_id(base) else None,
         datasets=dataset,
@@ -50,7 +52,7 @@ def model_card(
         model_name=name,
         tags=[
             "generated_from_trainer",
-            *([] if run and run.settings.command != "train" else ["grpo"]),
+            *(["grpo"] if command == "train" else []),
             "tandem",
             *tags,
         ],
@@ -59,7 +61,7 @@ def model_card(
     parts = [
         f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n",
         f"{introduction}\n",
-        "" if run and run.settings.command == "reward-model" else _USE.format(repository=repository or name),
+        "" if command == "reward-model" else _USE.format(repository=repository or name),
         *(_sections(run) if run else ()),
         f"\nVersions: {versions}.\n",
     ]
@@ -75,7 +77,7 @@ def _sections(run: RecordedRun) -> Sequence[str]:
         "step": "step", "completions_total": "completions", "reward": "reward", "kl": "KL", "entropy": "entropy",
         "completion_length_mean": "completion length",
     } if run.settings.command == "train" else {"step": "step", "loss": "loss"}  # fmt: skip
-    settings = _nested(run.settings.differing)
+    settings = nested_settings(run.settings.differing)
     return [
         _table("Evaluations on held-out problems", run.evaluations, evaluations),
         _table("Training", run.steps, steps),
@@ -118,25 +120,12 @@ def public(run: RecordedRun) -> RecordedRun:
     return replace(run, settings=replace(run.settings, given=given))
 
 
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as tables, as in a configuration file."""
-    tables: dict[str, Any] = {}
-    for name, value in settings.items():
-        *path, last = name.split(".")
-        table = tables
-        for part in path:
-            table = table.setdefault(part, {})
-        if value is not None:
-            table[last] = value
-    return tables
-
-
 def _shortened(value: Any) -> Any:
-    """Without the directories of an absolute path and the rest of an address, and without nulls, which TOML lacks."""
+    """Without the directories of an absolute path, and of an address only its scheme."""
     if isinstance(value, list):
-        return [_shortened(each) for each in value if each is not None]
+        return [_shortened(each) for each in value]
     if isinstance(value, dict):
-        return {name: _shortened(each) for name, each in value.items() if each is not None}
+        return {name: _shortened(each) for name, each in value.items()}
     if isinstance(value, str) and "://" in value:
         return value.partition("://")[0] + "://…"
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

@@ -22,9 +22,9 @@ from ref_server.access.requirements import JSON, requires
 from ref_server.http.bodies import BodyThreads
 from ref_server.http.errors import HttpError
 from ref_server.http.routes.documents import errors, json_body
-from ref_server.scoring.reference import Likeliest, NoModel, Scores, TooLarge
+from ref_server.scoring.reference import Likeliest, NoModel, Scores, TooLarge, group_of
 from ref_server.scoring.shared_prefixes import Row, SharedPrefixes
-from ref_server.service.service import Service, group_of
+from ref_server.service.service import Service
 from shared.api.base import RequestRecord, ResponseRecord, example
 from shared.api.scoring import TokenIds
 from shared.batch import BatchError

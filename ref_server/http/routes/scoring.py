@@ -16,8 +16,8 @@ from ref_server.http.guard import media_type
 from ref_server.http.requests import note
 from ref_server.http.routes.documents import SAFETENSORS, errors, json_body
 from ref_server.scoring.jobs import encode_scores
-from ref_server.scoring.reference import Scores
-from ref_server.service.service import Service, group_of
+from ref_server.scoring.reference import Scores, group_of
+from ref_server.service.service import Service
 from shared import wire
 from shared.api import Error, Logprobs, LogprobsRequest, ModelInfo, ReferenceBody, ReferenceVersion
 from shared.batch import TokenGroup

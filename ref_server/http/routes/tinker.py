@@ -5,7 +5,7 @@ from typing import Any
 from uuid import uuid4
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from ref_server.access.keys import Role
 from ref_server.access.requirements import ANY, JSON, requires
@@ -22,13 +22,11 @@ from ref_server.tinker.records import (
     SampleRequest,
     SamplingSessionRequest,
     encode_response,
-    failure,
 )
 from shared.batch import BatchError
 
 # How long a request for a result is held. The client gives up after 45 s.
 _HELD_SECONDS = 20.0
-_USERS_ERRORS = (BatchError, TooLarge)
 
 
 def add(app: FastAPI, service: Service, threads: BodyThreads) -> None:
@@ -119,7 +117,8 @@ def _add_logprobs(app: FastAPI, futures: LogprobFutures, service: Service, threa
         if isinstance(result, NotReady):  # 503: the client tries again, and the server that follows does not know it
             raise result
         if isinstance(result, Exception):
-            return JSONResponse(failure(str(result), of_user=isinstance(result, _USERS_ERRORS)))
+            category = "user" if isinstance(result, BatchError | TooLarge) else "server"
+            return {"error": str(result), "category": category}
         return Response(encode_response(result), media_type=PROTOBUF)
 
 
