@@ -59,7 +59,8 @@ class TokenGroup:
     images: float32, uint8 or int64 tensors by the names that the model's own forward gives them, such as pixel_values
     and image_grid_thw; empty for a text prompt. prompt_ids then contain a placeholder token for each image feature.
     sampling_mask: the tokens that top-k, top-p or min-p kept for each of the C tokens; None if none was left out.
-    Log-probs and entropies are of the distribution over the kept tokens.
+    Log-probs and entropies are of the distribution over the kept tokens. teacher_prompt_ids: int64 (P',), what a
+    teacher reads in place of the prompt; None: the same prompt.
     """
 
     prompt_ids: Array
@@ -67,11 +68,13 @@ class TokenGroup:
     completion_lengths: Array
     images: Mapping[str, Array] = field(default_factory=dict)
     sampling_mask: SamplingMask | None = None
+    teacher_prompt_ids: Array | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "images", MappingProxyType(dict(self.images)))
         _check_images(self.images)
-        for name in ("prompt_ids", "completion_ids", "completion_lengths"):
+        named = ["prompt_ids", "completion_ids", "completion_lengths"]
+        for name in named if self.teacher_prompt_ids is None else [*named, "teacher_prompt_ids"]:
             check_tensor(name, getattr(self, name), np.int64)
             if not len(getattr(self, name)):
                 raise BatchError(name, "must not be empty")
@@ -97,12 +100,29 @@ class TokenGroup:
         """P + C: the tokens of a forward pass that computes the prompt once."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
+    def for_teacher(self) -> "TokenGroup":
+        """The group as a teacher reads it."""
+        if self.teacher_prompt_ids is None:
+            return self
+        return replace(self, prompt_ids=self.teacher_prompt_ids, teacher_prompt_ids=None)
+
+    def forwards(self) -> "list[TokenGroup]":
+        """The group as the reference reads it, and if a teacher reads another prompt, as that does."""
+        if self.teacher_prompt_ids is None:
+            return [self]
+        return [replace(self, teacher_prompt_ids=None), self.for_teacher()]
+
     def check_ids(self, vocabulary: int, whose: str) -> None:
         """Raises BatchError unless every id lies in [0, vocabulary). whose: names the vocabulary in the message."""
         kept = self.completion_ids if self.sampling_mask is None else self.sampling_mask.token_ids
-        named = {"prompt_ids": self.prompt_ids, "completion_ids": self.completion_ids, "sampling_mask_ids": kept}
+        named = {
+            "prompt_ids": self.prompt_ids,
+            "completion_ids": self.completion_ids,
+            "sampling_mask_ids": kept,
+            "teacher_prompt_ids": self.teacher_prompt_ids,
+        }
         for name, ids in named.items():
-            if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
+            if ids is not None and len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
                 raise BatchError(name, f"must lie in [0, {vocabulary}), {whose}")
 
     @property

@@ -33,6 +33,7 @@ _MAX_SCORED_HEADER_BYTES = MAX_HEADER_BYTES + 1024
 
 _TENSORS = {
     "prompt_ids": "I64",
+    "teacher_prompt_ids": "I64",
     "completion_ids": "I64",
     "completion_lengths": "I64",
     "rewards": "F32",
@@ -73,6 +74,7 @@ def encode(batch: Batch) -> bytes:
     """The batch as a safetensors file. Raises BatchError when its header exceeds the limit."""
     tensors: dict[str, Array | None] = {
         "prompt_ids": batch.group.prompt_ids,
+        "teacher_prompt_ids": batch.group.teacher_prompt_ids,
         "completion_ids": batch.group.completion_ids,
         "completion_lengths": batch.group.completion_lengths,
         "rewards": batch.rewards,
@@ -188,6 +190,7 @@ def to_batch(metadata: dict[str, str], tensors: dict[str, Array]) -> Batch:
             required(tensors, "completion_lengths"),
             _by_suffix(tensors, _IMAGE_PREFIX),
             _sampling_mask(tensors),
+            tensors.get("teacher_prompt_ids"),
         ),
         rewards=required(tensors, "rewards"),
         finished=required(tensors, "finished"),

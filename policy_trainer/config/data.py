@@ -156,6 +156,10 @@ class DataConfig(PromptConfig, SourceConfig):
     """Task mixture: its tasks, each as {task, weight, path, …}."""
     max_prompt_length: int = Field(default=1024, ge=1)
     """Maximum tokens of a prompt."""
+    teacher_prompt_template: Annotated[str | None, Travel.TEXT] = None
+    """What a teacher reads in place of the prompt: a text with {prompt} and {privileged_context}, the row's column of
+    that name, such as a demonstration. Without `teacher`, the policy as it began is the teacher (SDFT). Default: the
+    teacher reads the prompt."""
     too_long: Literal["drop", "refuse"] = "drop"
     """What happens to a prompt over max_prompt_length. drop: it is skipped and counted. refuse: the run stops."""
     min_pixels: int | None = Field(default=None, ge=1)
@@ -164,6 +168,17 @@ class DataConfig(PromptConfig, SourceConfig):
     max_pixels: int | None = Field(default=None, ge=1)
     """Larger pictures are reduced to this many pixels, which bounds the tokens of a picture: 28 x 28 pixels a token for
     Qwen2.5-VL, 32 x 32 for Qwen3-VL. Default: the model's."""
+
+    @model_validator(mode="after")
+    def _check_teacher_prompt(self) -> "DataConfig":
+        missing = [
+            name for name in ("{prompt}", "{privileged_context}") if name not in (self.teacher_prompt_template or name)
+        ]
+        if missing:
+            raise ValueError(
+                f"data.teacher_prompt_template: it must contain {missing[0]}; got {self.teacher_prompt_template!r}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_pixels(self) -> "DataConfig":

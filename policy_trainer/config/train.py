@@ -148,6 +148,16 @@ class TrainConfig(RunConfig):
         return self.loss.beta > 0 and self.reference.source == "server"
 
     @property
+    def teaches_itself(self) -> bool:
+        """Whether the teacher is the policy as it began, which reads more than the policy does (SDFT)."""
+        return self.loss.distillation > 0 and self.teacher is None and self.data.teacher_prompt_template is not None
+
+    @property
+    def serves_first_policy(self) -> bool:
+        """Whether the model of the trainer's own server is the policy as it began."""
+        return self.penalised_by_server or self.teaches_itself
+
+    @property
     def scored_by_server(self) -> bool:
         """Whether a server's model has to score batches: as the reference of the KL penalty, or as the teacher."""
         return self.penalised_by_server or self.loss.distillation > 0
@@ -212,8 +222,13 @@ def _lag_errors(config: TrainConfig) -> Iterator[str]:
 
 def _teacher_errors(config: TrainConfig) -> Iterator[str]:
     """What does not go together with a teacher, or without one."""
-    inline, teacher = config.server == INLINE, config.teacher
+    inline, teacher, template = config.server == INLINE, config.teacher, config.data.teacher_prompt_template
     if not config.loss.distillation:
+        if template is not None:
+            yield (
+                "data.teacher_prompt_template: no teacher would read it: set "
+                f"{spell_setting('loss.advantage', 'distill')}, or leave it out"
+            )
         if teacher:
             yield (
                 f"teacher: nothing would use it: set {spell_setting('loss.advantage', 'distill')}, or "
@@ -222,8 +237,13 @@ def _teacher_errors(config: TrainConfig) -> Iterator[str]:
         return
     if config.sampling.max_resamples:
         yield "sampling.max_resamples: the teacher teaches on groups of equal rewards, too, so none is replaced: set 0"
-    if inline and teacher is None:
-        yield f"teacher: distillation needs a model to learn from: give {spell_setting('teacher')} PATH_OR_HUB_ID"
+    if template is not None and config.environment:
+        yield "data.teacher_prompt_template: an environment makes prompts that are no row's: leave one of them out"
+    if inline and teacher is None and template is None:
+        yield (
+            f"teacher: distillation needs a model to learn from: give {spell_setting('teacher')} PATH_OR_HUB_ID, or "
+            f"{spell_setting('data.teacher_prompt_template')} for the policy as its own teacher"
+        )
     if not inline and teacher is not None:
         option = "teacher" if config.penalised_by_server else "model"
         yield (
@@ -270,7 +290,7 @@ def _reference_errors(config: TrainConfig) -> Iterator[str]:
             "reference.sync_steps: with LoRA the reference stays the model that the adapters belong to: set "
             f"{spell_setting('reference.sync_steps', 0)}"
         )
-    if not config.loss.beta:
+    if not config.loss.beta and not config.teaches_itself:
         yield (
             "reference.sync_steps: with loss.beta = 0 no reference is used: set "
             f"{spell_setting('reference.sync_steps', 0)}"

@@ -70,7 +70,8 @@ def group_tokens(
     masks = [completion.sampling_mask for completion in completions]
     lengths = [len(completion.ids) for completion in completions]
     mask = SamplingMask.join(masks, lengths)
-    tokens = _group(prompt.ids, [completion.ids for completion in completions], prompt.images, mask)
+    ids = [completion.ids for completion in completions]
+    tokens = _group(prompt.ids, ids, prompt.images, mask, prompt.teacher_ids)
     logps = np.concatenate([completion.logps for completion in completions])
     return tokens, logps, np.array([completion.finished for completion in completions])
 
@@ -116,6 +117,7 @@ def _group(
     completions: Sequence[Sequence[int] | np.ndarray],
     images: Mapping[str, Array] = MappingProxyType({}),
     sampling_mask: SamplingMask | None = None,
+    teacher_prompt: Sequence[int] = (),
 ) -> TokenGroup:
     return TokenGroup(
         np.array(prompt, np.int64),
@@ -123,4 +125,5 @@ def _group(
         np.array([len(ids) for ids in completions], np.int64),
         images,
         sampling_mask,
+        np.array(teacher_prompt, np.int64) if teacher_prompt else None,
     )

@@ -36,7 +36,8 @@ class EncodedPrompt:
     ids: with a placeholder token for each feature of a picture. images: what the model's forward takes of the pictures,
     see TokenGroup; empty without any. unexpanded_ids: as the chat template writes them, for engines that process
     `pictures` themselves; by default the ids. pictures: image files that every reader decodes alike. endings: of a
-    group whose prompts differ, what each has behind the ids, which are their common beginning; else empty.
+    group whose prompts differ, what each has behind the ids, which are their common beginning; else empty. teacher_ids:
+    what a teacher reads in place of the ids; empty: the same.
     """
 
     ids: list[int]
@@ -44,6 +45,7 @@ class EncodedPrompt:
     unexpanded_ids: list[int] = field(default_factory=list)
     pictures: tuple[bytes, ...] = ()
     endings: tuple[tuple[int, ...], ...] = ()
+    teacher_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unexpanded_ids", self.unexpanded_ids or self.ids)
@@ -149,7 +151,7 @@ class PromptEncoder:
         if self.in_chat(problem):
             # The template writes the special tokens itself.
             return self._ids("".join(self._chat_parts(problem)))
-        front = not self._is_rendered(problem.prompt) or bool(self._frames.bos)
+        front = not self.is_rendered(problem.prompt) or bool(self._frames.bos)
         return self._ids(self._plain_text(problem), front=front)
 
     def encode_text(self, text: str) -> list[int]:
@@ -267,7 +269,7 @@ class PromptEncoder:
         if not problem.messages or self._prompts.prompt_style != "chat":
             return False
         has_template = self._tokenizer.chat_template is not None
-        return not problem.prompt or (has_template and not self._is_rendered(problem.prompt))
+        return not problem.prompt or (has_template and not self.is_rendered(problem.prompt))
 
     def opens_answer(self, problem: Problem) -> bool:
         """Whether the chat template writes anything between a problem that goes through it and the answer."""
@@ -278,7 +280,7 @@ class PromptEncoder:
         """How the problem becomes a prompt, in words."""
         if self.in_chat(problem):
             return "through the chat template"
-        rendered = self._is_rendered(problem.prompt)
+        rendered = self.is_rendered(problem.prompt)
         return "as it stands, already in the chat template's form" if rendered else "as plain text"
 
     def answer_start(self, problem: Problem) -> str:
@@ -287,7 +289,7 @@ class PromptEncoder:
         if self.in_chat(problem):
             _, opening, continuation = self._chat_parts(problem)
         else:
-            opening = problem.prompt if self._is_rendered(problem.prompt) else ""
+            opening = problem.prompt if self.is_rendered(problem.prompt) else ""
             continuation = self.prefill(problem)
         opened = OPENED.search(opening) if self._prompts.judge_opening else None
         return (opened[0] if opened else "") + continuation
@@ -346,7 +348,7 @@ class PromptEncoder:
             **{**self._prompts.chat_template_kwargs, **variables},
         )
 
-    def _is_rendered(self, text: str) -> bool:
+    def is_rendered(self, text: str) -> bool:
         """Whether a text is already output of the chat template: whether it begins and ends like one."""
         return bool(text) and self._frames.surround(text)
 

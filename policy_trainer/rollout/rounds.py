@@ -23,6 +23,7 @@ from policy_trainer.data.left_out import LeftOut
 from policy_trainer.data.problem import Problem, Task, training_problems
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt
 from policy_trainer.data.steps import step_judge, step_rewards
+from policy_trainer.data.teacher_prompts import with_teacher_prompt
 from policy_trainer.reporting.metrics import WastedSamples
 from policy_trainer.rewards.judging import Judgement, RewardScorer
 from policy_trainer.rewards.registry import part_weights
@@ -291,7 +292,9 @@ class Rounds:
                 if each is None:
                     continue
                 try:
-                    drawn.append(Drawn(index, each, each.encode(self._encoder)))
+                    prompt, template = each.encode(self._encoder), self._config.data.teacher_prompt_template
+                    prompt = with_teacher_prompt(prompt, each.problem, template, self._encoder)
+                    drawn.append(Drawn(index, each, prompt))
                     dropped_in_a_row = 0
                 except UnusablePrompt as error:
                     each.drop()

@@ -313,7 +313,7 @@ def _reference(
     config: TrainConfig, shape: Shape, teacher: PreTrainedModel | None, width: int, step: _Step, device: str
 ) -> list[Need]:
     """Its models score one after the other."""
-    models = [*([shape] if config.penalised_by_server else []), *([_shape(teacher, config)] if teacher else [])]
+    models = [*([shape] if config.serves_first_policy else []), *([_shape(teacher, config)] if teacher else [])]
     if not models:  # the server is only a queue, or has a teacher that only it knows
         return []
     place = _place(device) if config.server == INLINE else f"at {config.server}"

@@ -229,7 +229,7 @@ def reference_device(reference: str, policy: str) -> str:
 
 def _models(config: TrainConfig) -> dict[str, str]:
     """The models that the server scores with, by its options. Without a reference the teacher is its --model."""
-    if not config.penalised_by_server:
+    if not config.serves_first_policy:
         return {} if config.teacher is None else {"--model": config.teacher}
     return {"--model": config.model} | ({} if config.teacher is None else {"--teacher": config.teacher})
 
@@ -238,7 +238,7 @@ def _served(config: TrainConfig) -> list[str]:
     """Without any model to score with, the server is only the queue."""
     if not (models := _models(config)):
         return ["--no-model"]
-    revision = ["--revision", config.revision] if config.revision and config.penalised_by_server else []
+    revision = ["--revision", config.revision] if config.revision and config.serves_first_policy else []
     return [*chain(*models.items()), *revision]
 
 

@@ -101,14 +101,15 @@ class FrozenModel:
         assert self.info.vocabulary_size is not None
         group.check_ids(self.info.vocabulary_size, "the reference's vocabulary")
         check_size(group, self.info)
-        if self.info.context_length is not None and group.longest_row > self.info.context_length:
+        longest = max(each.longest_row for each in group.forwards())
+        if self.info.context_length is not None and longest > self.info.context_length:
             raise TooLarge(
                 "completion_lengths",
-                f"and the prompt make a row of {group.longest_row} tokens; "
-                f"the model's context is {self.info.context_length}",
+                f"and the prompt make a row of {longest} tokens; the model's context is {self.info.context_length}",
             )
         if self._vision is not None:
-            self._vision.check(group)
+            for each in group.forwards():
+                self._vision.check(each)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ref_server.metrics import DeviceTotals
 from ref_server.queue.records import Claim
-from ref_server.scoring.reference import Busy, NotReady, Replica, Scores
+from ref_server.scoring.reference import Busy, NotReady, Replica, Scores, most_tokens
 from shared import wire
 from shared.batch import BatchError, TokenGroup
 
@@ -32,11 +32,11 @@ def read_payload(run: str, body: bytes) -> Groups:
 
 def encode_scores(groups: Sequence[TokenGroup], scores: Scores) -> bytes:
     """The scores of a stored body's groups, one after the other. Raises BatchError when they are not finite."""
-    teacher_logps = None if scores.teacher_logps is None else np.concatenate(scores.teacher_logps)
+    by_teacher = [logps for logps in scores.teacher_logps or () if logps is not None]
     return wire.encode_scores(
         np.concatenate(scores.logps),
         str(scores.reference_version),
-        teacher_logps,
+        np.concatenate(by_teacher) if by_teacher else None,
         images=any(group.images for group in groups),
     )
 
@@ -86,14 +86,15 @@ class DirectRequest:
 
     @property
     def tokens(self) -> int:
-        return sum(group.tokens for group in self.groups)
+        return sum(map(most_tokens, self.groups))
 
     @property
     def temperatures(self) -> Sequence[float]:
         return [self.temperature] * len(self.groups)
 
     def scored(self, scores: Scores) -> Callable[[], None]:
-        if not all(np.isfinite(logps).all() for logps in (*scores.logps, *(scores.teacher_logps or ()))):
+        by_teacher = [logps for logps in scores.teacher_logps or () if logps is not None]
+        if not all(np.isfinite(logps).all() for logps in (*scores.logps, *by_teacher)):
             raise BatchError("completion_ids", "have log-probs that are not finite: the model cannot compute them")
         return partial(self._deliver, scores)
 
@@ -110,8 +111,8 @@ Job = DirectRequest | ClaimedBatch
 
 
 def tokens_of(jobs: Sequence[Job]) -> int:
-    """Tokens of all groups, each prompt counted once."""
-    return sum(group.tokens for job in jobs for group in job.groups)
+    """Tokens of all groups in one forward, each prompt counted once."""
+    return sum(most_tokens(group) for job in jobs for group in job.groups)
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,14 +64,15 @@ class Likeliest:
 class Scores:
     """float32 (C,) log-probs of each group, and the version of the weights that computed them all.
 
-    splits: how often a forward was halved because memory ran out. teacher_logps: the same groups' by the teacher; None
-    without one. likeliest: the same groups'; None where nobody wanted them.
+    splits: how often a forward was halved because memory ran out. teacher_logps: the same groups' by the teacher, or by
+    the same model for groups with a teacher's prompt; None for groups, or for all, that have no teacher. likeliest: the
+    same groups'; None where nobody wanted them.
     """
 
     logps: list[np.ndarray]
     reference_version: int
     splits: int = 0
-    teacher_logps: list[np.ndarray] | None = None
+    teacher_logps: "list[np.ndarray | None] | None" = None
     likeliest: list[Likeliest] | None = None
 
     def shares(self, sizes: Iterable[int]) -> "Iterator[Scores]":
@@ -153,11 +154,16 @@ def _ids(name: str, values: Sequence[int]) -> np.ndarray:
         raise BatchError(name, "must be token ids") from None
 
 
+def most_tokens(group: TokenGroup) -> int:
+    """The tokens of the larger of a group's forwards: its prompt, or its teacher's, and the completions."""
+    return max(each.tokens for each in group.forwards())
+
+
 def check_size(group: TokenGroup, info: ModelInfo) -> None:
     """Raises TooLarge, and BatchError for images where there may be none."""
-    if group.tokens > info.max_batch_tokens:
+    if (tokens := most_tokens(group)) > info.max_batch_tokens:
         raise TooLarge(
-            "completion_ids", f"and the prompt have {group.tokens} tokens; max_batch_tokens is {info.max_batch_tokens}"
+            "completion_ids", f"and the prompt have {tokens} tokens; max_batch_tokens is {info.max_batch_tokens}"
         )
     if group.images and not info.max_image_bytes:
         raise BatchError("image", "must be absent: this server takes no images")

@@ -1,6 +1,7 @@
 """Computes the frozen model's log-probs; a forward that does not fit into memory is done in parts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,10 +27,23 @@ class Scorer:
         self._forward = forward
 
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, likeliest: bool = False) -> Scores:
+        """Scores all groups, and those with a teacher's prompt once more with that. Raises TooLarge when a single
+        completion does not fit, DeviceLost."""
+        scores = self._score(groups, temperatures, likeliest)
+        places = [place for place, group in enumerate(groups) if group.teacher_prompt_ids is not None]
+        if not places:
+            return scores
+        for_teacher = [groups[place].for_teacher() for place in places]
+        again = self._score(for_teacher, [temperatures[place] for place in places], likeliest=False)
+        by_place = dict(zip(places, again.logps, strict=True))
+        teacher_logps = [by_place.get(place) for place in range(len(groups))]
+        return replace(scores, splits=scores.splits + again.splits, teacher_logps=teacher_logps)
+
+    def _score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float], likeliest: bool) -> Scores:
         """Scores all groups in one forward, or in several where memory does not suffice for one.
 
         A forward of several groups is halved, then one group by its completions, whose prompt is computed for each
-        part again. Raises TooLarge when a single completion does not fit, DeviceLost.
+        part again. Raises the errors of `score`.
         """
         waiting: list[_Part] = [(groups, temperatures)]
         pieces: list[tuple[np.ndarray, ...]] = []

@@ -156,6 +156,27 @@ def test_bare_prompts_and_a_teacher_suffice(
     assert "teach little or nothing" not in output and "most groups have equal rewards" not in output
 
 
+def test_a_policy_that_reads_more_teaches_itself(random_model: Path, tmp_path: Path, start: Any) -> None:
+    """Its teacher is the policy as it began, whose moving average follows it; the penalty has the same reference."""
+    with (tmp_path / "prompts.jsonl").open("w") as file:
+        for i in range(40):
+            row = {"prompt": f"What is {i}?", "privileged_context": "0123456789"}
+            file.write(json.dumps(row if i else {"prompt": "a row without it"}) + "\n")
+    run_dir = tmp_path / "run"
+    options = (
+        "--model", str(random_model), "--data.path", str(tmp_path / "prompts.jsonl"), "--run-dir", str(run_dir),
+        "--data.teacher-prompt-template", "{privileged_context} {prompt}", "--loss.beta", "0.01", "--max-steps", "6",
+        "--max-lag", "0", "--reference.sync-steps", "2", "--reference.decay", "0.9",
+    )  # fmt: skip
+    trainer = start(Process("policy_trainer", "train", *DISTILL, *options, log=tmp_path / "log"))
+    assert trainer.wait() == 0, trainer.output()
+    steps = steps_of(run_dir)
+    assert [record["groups"] for record in steps] == [4] * 6
+    assert steps[0]["kl_at_step_0"] < 1e-6, "the reference reads the prompt"
+    assert abs(steps[0]["teacher_kl"]) > 0.001, "the teacher reads another"
+    assert steps[-1]["reference_version_max"] > steps[0]["reference_version_max"]
+
+
 @pytest.mark.long
 def test_a_teacher_beside_the_reference_survives_a_kill(
     random_model: Path, teacher: Path, prompts: Path, tmp_path: Path, start: Any

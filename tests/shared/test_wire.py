@@ -33,6 +33,7 @@ def valid(*, scored: bool = True) -> tuple[Tensors, Metadata]:
     """A batch written only from API.md, with all optional parts."""
     tensors: Tensors = {
         "prompt_ids": np.array([5, 6, 7], np.int64),
+        "teacher_prompt_ids": np.array([6, 7], np.int64),
         "completion_ids": np.array([1, 2, 3, 4, 5], np.int64),
         "completion_lengths": np.array([2, 3], np.int64),
         "rewards": np.array([0.5, np.nan], np.float32),
@@ -125,6 +126,7 @@ def groups(draw: Any) -> TokenGroup:
         np.array(lengths, np.int64),
         draw(st.just({}) | images()),
         draw(st.none() | sampling_masks(completion)),
+        draw(st.none() | arrays(tokens, 3, np.int64)),
     )
 
 
@@ -536,6 +538,7 @@ BREACHES: list[tuple[str, Callable[[Tensors, Metadata], None]]] = [
     *MISSING,
     *SHORT,
     ("prompt_ids", tensor("prompt_ids", [])),
+    ("teacher_prompt_ids", tensor("teacher_prompt_ids", [])),
     ("completion_ids", tensor("completion_ids", [])),
     ("completion_lengths", tensor("completion_lengths", [])),
     ("completion_lengths", tensor("completion_lengths", [2, 2])),

@@ -53,7 +53,8 @@ def check_reference(reference: ModelInfo, config: TrainConfig) -> None:
             "server: it has no model (`--no-model`), and distillation needs a teacher",
             "start it with: `ref-server serve --model TEACHER`",
         )
-    if config.loss.distillation and config.penalised_by_server and reference.teacher is None:
+    another = config.loss.distillation and not config.teaches_itself
+    if another and config.penalised_by_server and reference.teacher is None:
         raise UserError(
             f"server: its model, {reference.name}, is the reference of the KL penalty, and distillation needs a "
             "teacher besides",
@@ -128,7 +129,7 @@ def check_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str, kl: fl
     measured = f"{kl:.2g} nats a token (from rounding: {noise_floor:.1g})"
     if not config.loss.beta:
         # Without a penalty the server's only model is the teacher of a distillation: another one on purpose.
-        only_teacher = config.loss.distillation and reference.teacher is None
+        only_teacher = config.loss.distillation and reference.teacher is None and not config.teaches_itself
         return f"KL to the teacher before the first update: {measured}" if only_teacher else None
     if config.reference.source == "adapter-off":  # the adapters change nothing at first
         return f"the reference is the policy without its adapters; KL before the first update: {kl:.2g} nats a token"

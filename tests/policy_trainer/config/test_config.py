@@ -40,6 +40,7 @@ TOWER_ADAPTERS = ["--lora.rank", "8", "--no-freeze-vision-tower"]
 QUANTISED = ["--lora.rank", "8", "--lora.load-in-4bit"]
 ASLEEP = ["--sampler", "vllm", "--vllm.enable-sleep-mode"]
 DISTILL = ["--loss.advantage", "distill", "--loss.beta", "0"]
+TEACHES_ITSELF = ["--data.teacher-prompt-template", "{prompt} {privileged_context}"]
 SINGLE = ["--sampling.num-generations", "1", "--loss.advantage", "reinforce++", "--loss.kl-in", "reward"]
 
 
@@ -88,6 +89,17 @@ class TestRefusals:
             (TrainConfig, [*SINGLE, "--sampling.max-resamples", "1"], "sampling.num_generations"),
             (TrainConfig, DISTILL, "teacher: distillation needs a model to learn from"),
             (TrainConfig, ["--teacher", "t"], "teacher: nothing would use it"),
+            (TrainConfig, TEACHES_ITSELF, "data.teacher_prompt_template: no teacher would read it"),
+            (
+                TrainConfig,
+                ["--data.teacher-prompt-template", "{prompt}"],
+                "data.teacher_prompt_template: it must contain {privileged_context}",
+            ),
+            (
+                TrainConfig,
+                [*DISTILL, *TEACHES_ITSELF, "--environment", "m:E"],
+                "data.teacher_prompt_template: an environment makes",
+            ),
             (
                 TrainConfig,
                 [*DISTILL, "--teacher", "t", "--server", "http://h"],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from policy_trainer.config import LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
+from policy_trainer.config import DataConfig, LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
 from policy_trainer.processes import children as restarts
 from policy_trainer.processes.lifecycle.endings import RunFailed, Stopped
 from policy_trainer.run_files import locks
@@ -98,6 +98,10 @@ def test_it_serves_the_model_of_the_run_to_this_machine(home: Home) -> None:
     assert home.notes[0].startswith(f"reference server: process 1, on cpu; its dashboard: {server.url} ")
 
 
+TEACHES_ITSELF = {
+    "loss": LossConfig(advantage="distill"),
+    "data": DataConfig(teacher_prompt_template="{prompt} {privileged_context}"),
+}
 ADAPTERS = {"lora": LoraConfig(rank=4), "reference": ReferenceConfig(source="adapter-off")}
 
 
@@ -114,6 +118,14 @@ ADAPTERS = {"lora": LoraConfig(rank=4), "reference": ReferenceConfig(source="ada
         ),
         ({"loss": LossConfig(distillation_coef=0.5)}, ["--model", "M", "--teacher", "T"], "loads M and T;"),
         ({"loss": LossConfig(distillation_coef=0.5), **ADAPTERS}, ["--model", "T"], "loads T;"),
+        ({**TEACHES_ITSELF, "revision": "r"}, ["--model", "M", "--revision", "r"], "loads M;"),
+        (TEACHES_ITSELF, ["--model", "M", "--teacher", "T"], "loads M and T;"),
+        (
+            {**TEACHES_ITSELF, "loss": LossConfig(advantage="distill", beta=0)}, ["--model", "M"], "loads M;",
+        ),
+        (
+            {**TEACHES_ITSELF, "loss": LossConfig(advantage="distill", beta=0)}, ["--model", "T"], "loads T;",
+        ),
     ],
 )  # fmt: skip
 def test_it_serves_the_reference_the_teacher_both_or_neither(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,74 @@ def test_a_replacement_and_a_restart_keep_it(start: Start, naive_of: Any, rollou
         assert received.reference_version == "1"
         np.testing.assert_allclose(ref_logps(received), naive_of("snapshots/one", sent), atol=1e-4)
         np.testing.assert_allclose(teacher_logps(received), naive_of("teacher", sent), atol=1e-4)
+
+
+@pytest.fixture
+def shown(rollout: Rollout) -> Callable[..., Batch]:
+    """A batch whose teacher reads a prompt of 6 tokens in place of 2."""
+
+    def make(**fields: Any) -> Batch:
+        batch = rollout(prompt=2, **fields)
+        ids = np.array([9, 8, 7, 6, 5, 4], np.int64)
+        return replace(batch, group=replace(batch.group, teacher_prompt_ids=ids))
+
+    return make
+
+
+def to_teacher(batch: Batch) -> Batch:
+    return replace(batch, group=batch.group.for_teacher())
+
+
+class TestTeachersPrompt:
+    """What a teacher reads in place of the prompt."""
+
+    def test_the_teacher_reads_it_and_the_reference_does_not(self, start: Start, naive_of: Any, shown: Any) -> None:
+        batch = shown(lengths=(3, 5, 1), temperature=0.7)
+        with start() as http:
+            admit(http, batch)
+            scored = lease_scored(http)
+        np.testing.assert_allclose(ref_logps(scored), naive_of("model", batch), atol=1e-4)
+        np.testing.assert_allclose(teacher_logps(scored), naive_of("teacher", to_teacher(batch)), atol=1e-4)
+
+    def test_without_a_teacher_the_model_reads_both(
+        self, folder: Path, tmp_path: Path, serve: Serve, naive_of: Any, shown: Any, rollout: Rollout
+    ) -> None:
+        """Also where other batches share its forward, and once the model has been replaced."""
+        config = ServeConfig(model=str(folder / "model"), data_dir=tmp_path, snapshot_root=folder / "snapshots")
+        batches = [rollout(lengths=(2, 2)), shown(lengths=(3, 5, 1)), rollout(prompt=3), shown(lengths=(4,))]
+        with serve(Service(frozen_model.load(config), open_queue(config), config)) as http:
+            admit(http, *batches)
+            received = [lease_scored(http) for _ in batches]
+            assert http.put("/v1/reference", json={"snapshot": "one", "version": 1}).status_code == 200
+            direct = http.post("/v1/logprobs", content=wire.encode(batches[1]), headers=SAFETENSORS).content
+        for sent, scored in zip(batches, received, strict=True):
+            np.testing.assert_allclose(ref_logps(scored), naive_of("model", sent), atol=1e-4)
+            if sent.group.teacher_prompt_ids is None:
+                assert scored.teacher_logps is None
+            else:
+                np.testing.assert_allclose(teacher_logps(scored), naive_of("model", to_teacher(sent)), atol=1e-4)
+                assert np.abs(teacher_logps(scored) - ref_logps(scored)).max() > 0.01, "another prompt"
+        renewed = naive_of("snapshots/one", to_teacher(batches[1]))
+        np.testing.assert_allclose(teacher_logps(wire.decode(direct)), renewed, atol=1e-4)
+
+    @pytest.mark.parametrize(
+        ("ids", "status", "words"),
+        [
+            ([10**6], 422, "teacher_prompt_ids must lie in"),
+            ([5] * 400, 413, "a row of 403 tokens; the model's context is"),
+            ([5] * 198, 413, "have 201 tokens; max_batch_tokens is 200"),
+        ],
+    )
+    def test_its_limits_are_the_prompt_s(
+        self, ids: list[int], status: int, words: str, folder: Path, tmp_path: Path, serve: Serve, rollout: Rollout
+    ) -> None:
+        most = 200 if "max_batch" in words else 10_000
+        config = ServeConfig(model=str(folder / "model"), data_dir=tmp_path, max_batch_tokens=most)
+        batch = rollout(prompt=2, lengths=(3,))
+        batch = replace(batch, group=replace(batch.group, teacher_prompt_ids=np.array(ids, np.int64)))
+        with serve(Service(frozen_model.load(config), open_queue(config), config)) as http:
+            answer = http.post("/v1/logprobs", content=wire.encode(batch), headers=SAFETENSORS)
+        assert answer.status_code == status and words in answer.text
 
 
 class TestRefusals:

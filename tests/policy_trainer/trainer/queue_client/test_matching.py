@@ -66,6 +66,7 @@ APART = {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}
         ),
         ({"loss": {**DISTILL, "beta": 0}}, {"name": "ref"}, None),
         ({"loss": DISTILL}, {"name": "ref", "teacher": "wise"}, None),
+        ({"loss": DISTILL, "data": {"teacher_prompt_template": "{prompt}{privileged_context}"}}, {"name": "ref"}, None),
     ],
 )
 def test_the_server_has_the_models_that_the_loss_needs(
