@@ -221,6 +221,32 @@ def test_distillation(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (got - wanted).abs().max() <= 1e-6 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("surrogate", ["clip", "reinforce"])
+def test_self_distillation(surrogate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's SDFTTrainer with `sampled_token`: mean over completions of their mean over tokens, on the policy."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.sdft.loss_utils import compute_sampled_token_self_distillation_loss
+
+    config = LossConfig(advantage="distill", surrogate=surrogate, old_logps="current", beta=0)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(CASES):
+        rows, length, words = (int(torch.randint(1, most, (), generator=generator)) for most in (5, 7, 9))
+        logits, other = torch.randn(2, rows, length, words + 1, generator=generator).unbind()
+        logits.requires_grad_()
+        ids = torch.randint(0, words + 1, (rows, length), generator=generator)
+        mask = torch.rand(rows, length, generator=generator) < 0.8
+        mask[:, 0] = True
+        scaled = logits / 0.7
+        each = compute_sampled_token_self_distillation_loss(scaled, other, ids, distillation_alpha=1.0)
+        theirs = ((each * mask).sum(-1) / mask.sum(-1)).mean()
+        old, teacher = (
+            values.detach().log_softmax(-1).gather(-1, ids[..., None])[..., 0] for values in (scaled, other)
+        )
+        ours = _distilled(logits, ids, old, teacher, mask, config)
+        (wanted,), (got,) = (torch.autograd.grad(loss, logits) for loss in (theirs, ours))
+        assert (got - wanted).abs().max() <= 1e-6 * wanted.abs().max()
+
+
 def _distilled(
     logits: Tensor, ids: Tensor, sampler: Tensor, teacher: Tensor, mask: Tensor, config: LossConfig
 ) -> Tensor:
@@ -237,5 +263,5 @@ def _distilled(
     tokens = LossInputs(places, mask.flatten(), torch.from_numpy(token_values).double(), sampler.flatten())
     logps = (logits / 0.7).log_softmax(-1).gather(-1, ids[..., None]).flatten()
     totals = Totals(completions=rows, tokens=int(mask.sum()), max_completion_length=length)
-    weights = token_weights("token_mean", places, mask.flatten(), totals)
+    weights = token_weights(config.aggregation, places, mask.flatten(), totals)
     return (weights * token_loss(logps, tokens, config).loss).sum()
