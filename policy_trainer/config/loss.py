@@ -98,6 +98,7 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "gdpo": Advantage(("batch",), "gdpo normalises each reward separately: no sum to subtract the KL from"),
     "distill": Advantage(("none",), "distill uses no rewards, so there is nothing to subtract the KL from"),
     "maxrl": Advantage(("none",), "maxrl needs rewards of 0 or more, and the KL would make them negative"),
+    "optimal_token_baseline": Advantage(("none",)),
 }
 if TYPE_CHECKING:
     AdvantageName: TypeAlias = str
@@ -115,7 +116,8 @@ class LossConfig(Surrogates):
         InHelp("replay"),
     ] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
-    RLOO, REINFORCE++, GDPO, which normalises each reward separately, or MaxRL, which divides by the mean reward.
+    RLOO, REINFORCE++, GDPO, which normalises each reward separately, MaxRL, which divides by the mean reward, or the
+    optimal token baseline, which differs from token to token and costs one or two more forwards a step.
     distill: a teacher's log-probs instead of rewards. Or module:name, your own function (docs/pieces.md)."""
     distillation_coef: float | None = Field(default=None, ge=0)
     """Weight of the teacher: the advantage of each token is lowered by this times (old log-prob - the teacher's).
@@ -227,6 +229,11 @@ class LossConfig(Surrogates):
         """Whether groups whose rewards are all equal are left out. A teacher gives such groups advantages, too, and
         ECHO learns from their observations."""
         return self.drop_zero_variance and not self.distillation and not self.echo_coef
+
+    @property
+    def needs_gradient_norms(self) -> bool:
+        """Whether the advantage weights tokens by the gradients of their log-probs."""
+        return self.advantage == "optimal_token_baseline"
 
     @property
     def penalises_loss(self) -> bool:

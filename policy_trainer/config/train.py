@@ -199,8 +199,7 @@ def _single_completion_errors(config: TrainConfig) -> Iterator[str]:
     where = "sampling.num_generations: a group of 1 has"
     if loss.advantage != "reinforce++" and not is_function(loss.advantage):
         yield (
-            f"{where} nothing to compare with, so loss.advantage = {loss.advantage} is always 0: use a larger group, "
-            "or reinforce++"
+            f"{where} nothing that loss.advantage = {loss.advantage} could compare: use a larger group, or reinforce++"
         )
     if loss.drop_zero_variance:
         yield f"{where} no variance and would be dropped: use more, or loss.drop_zero_variance = false"

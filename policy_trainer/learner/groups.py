@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 from jaxtyping import Float, Float32
 
-from policy_trainer.algorithms.objective.advantages import kl_penalty
+from policy_trainer.algorithms.objective.advantages import gradient_norms, kl_penalty
 from policy_trainer.algorithms.objective.group import Group, RewardParts
 from policy_trainer.algorithms.objective.kl import reverse_kl
 from policy_trainer.config import LossConfig, ReferenceSource
@@ -101,7 +101,8 @@ def _rewards(batch: Batch, loss: LossConfig) -> Float32[np.ndarray, " G"]:
 def with_old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompute) -> list[Group]:
     """The groups with the old log-probs that `loss.old_logps` names; None means the current policy: the ratio is 1.
 
-    They also get the KL penalty if it is subtracted from the rewards, and the reverse KL if there is a teacher.
+    They also get the KL penalty if it is subtracted from the rewards, the reverse KL if there is a teacher, and the
+    gradient norms if the advantage uses them.
     """
     # log_linear begins with the sampler's: token_loss interpolates from these.
     old_logps: Sequence[Array | None] = [group.sampler_logps for group in groups]
@@ -110,11 +111,22 @@ def with_old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompu
     elif loss.old_logps == "recomputed":
         old_logps = recompute(groups)
     groups = [replace(group, old_logps=values) for group, values in zip(groups, old_logps, strict=True)]
+    if loss.needs_gradient_norms:
+        groups = _with_gradient_norms(groups, loss, recompute)
     if not loss.penalises_rewards and not loss.distillation:
         return groups
     # Both need old log-probs even where the ratio uses the current policy.
     known = [values for values in old_logps if values is not None] or recompute(groups)
     return [_with_kl(group, values, loss) for group, values in zip(groups, known, strict=True)]
+
+
+def _with_gradient_norms(groups: Sequence[Group], loss: LossConfig, recompute: Recompute) -> list[Group]:
+    """By the current policy, which is the one before the step's first update."""
+    known = [group.old_logps for group in groups if group.old_logps is not None]
+    logps = known if loss.old_logps == "recomputed" else recompute(groups)
+    halved = recompute([replace(group, temperature=group.temperature / 2) for group in groups])
+    rows = zip(groups, logps, halved, strict=True)
+    return [replace(group, gradient_norms=gradient_norms(*pair)) for group, *pair in rows]
 
 
 def _with_kl(group: Group, old_logps: Float[np.ndarray, " C"], loss: LossConfig) -> Group:

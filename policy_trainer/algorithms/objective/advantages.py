@@ -17,6 +17,9 @@ from policy_trainer.config import LossConfig
 from shared.batch import Array
 from shared.errors import UserError
 
+# Added to sums of squared gradient norms, against a division by zero; verl's.
+_NO_GRADIENT = 1e-8
+
 
 def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     """Returns the advantage of every token, one float32 array (C,) per group; 0 in completions that are left out.
@@ -25,7 +28,11 @@ def advantages(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     """
     if not groups:
         return []
-    for name, needed in (("kl_penalty", config.penalises_rewards), ("reverse_kl", config.distillation > 0)):
+    for name, needed in (
+        ("kl_penalty", config.penalises_rewards),
+        ("reverse_kl", config.distillation > 0),
+        ("gradient_norms", config.needs_gradient_norms),
+    ):
         if needed and any(getattr(group, name) is None for group in groups):
             raise ValueError(f"{name}: a group has none; add it with with_old_logps before its advantages are computed")
     rewarded = ADVANTAGES.get(config.advantage, call_advantage)(groups, config)
@@ -106,6 +113,39 @@ def _reinforce_plus_plus(groups: Sequence[Group], config: LossConfig) -> list[Ar
     return np.split(standardised, np.cumsum([len(row) for row in returns])[:-1])
 
 
+def gradient_norms(logps: Array, halved: Array) -> Array:
+    """(C,) log-probs of tokens at the temperature and at half of it, by the same weights -> float64 (C,): the squared
+    norm of the gradient of each log-prob with respect to the logits divided by the temperature.
+
+    It is 1 - 2 p + sum p_j^2, p being the token's probability. Half the temperature doubles the logits, so that
+    log sum p_j^2 = logsumexp(2 z) - 2 logsumexp(z) = 2 log p - log p at half the temperature.
+    """
+    logps, halved = logps.astype(np.float64), halved.astype(np.float64)
+    return np.maximum(1 - 2 * np.exp(logps) + np.exp(2 * logps - halved), 0)
+
+
+def _optimal_token_baseline(groups: Sequence[Group], config: LossConfig) -> list[Array]:
+    """Returns-to-go minus a baseline of each place: the mean of the group's returns there, weighted by the squared
+    gradient norms so far, summed (Optimal Token Baseline, arXiv 2602.07078; verl's optimal_token_baseline).
+
+    Tokens that were not sampled have no place. Where only one completion is that long, the baseline is 0, as in verl.
+    """
+    return [_above_baseline(group) for group in groups]
+
+
+def _above_baseline(group: Group) -> Array:
+    assert group.gradient_norms is not None
+    sampled = _masked(np.repeat(~np.isnan(group.rewards), group.lengths), group).astype(np.bool_)
+    places = (_sums_so_far(sampled.astype(np.int64), group.lengths) - 1)[sampled]
+    weights = _sums_so_far(np.where(sampled, group.gradient_norms, 0), group.lengths)[sampled]
+    returns = _returns(group)[sampled]
+    baselines = np.bincount(places, weights * returns) / (np.bincount(places, weights) + _NO_GRADIENT)
+    baselines[np.bincount(places) == 1] = 0
+    values = np.zeros(len(sampled))
+    values[sampled] = returns - baselines[places]
+    return values
+
+
 def _gdpo(groups: Sequence[Group], config: LossConfig) -> list[Array]:
     """Normalises each reward within its group, and standardises their weighted sum over the step (GDPO, arXiv
     2601.05242). The plain sum would give completions whose rewards differ the same advantage if their totals are equal.
@@ -144,6 +184,7 @@ ADVANTAGES: dict[str, Callable[[Sequence[Group], LossConfig], list[Array]]] = {
     "gdpo": _gdpo,
     "distill": _nothing,
     "maxrl": _maxrl,
+    "optimal_token_baseline": _optimal_token_baseline,
 }
 
 
@@ -187,6 +228,13 @@ def _masked(values: Array, group: Group) -> Array:
 def _to_tokens(groups: Iterable[Group], completions: Tensor) -> list[Array]:
     rows = zip(groups, completions.numpy(), strict=True)
     return [np.repeat(row[: len(group.lengths)], group.lengths) for group, row in rows]
+
+
+def _sums_so_far(values: Array, lengths: Array) -> Array:
+    """(C,) -> (C,): each value becomes the sum from the beginning of the completion to its token."""
+    total = np.cumsum(values)
+    before = np.append(0, total)[np.cumsum(lengths) - lengths]
+    return total - np.repeat(before, lengths)
 
 
 def _rewards_to_go(values: Array, lengths: Array) -> Array:

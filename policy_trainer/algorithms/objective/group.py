@@ -28,7 +28,7 @@ class RewardParts:
 # Fields of a group that have one value per token, unless they are None or empty.
 _OF_TOKENS = (
     "loss_mask", "sampler_logps", "ref_logps", "teacher_logps", "old_logps", "kl_penalty", "reverse_kl", "advantages",
-    "high_entropy",
+    "high_entropy", "gradient_norms",
 )  # fmt: skip
 
 
@@ -50,7 +50,8 @@ class Group:
     The other fields are added later. old_logps: float32 (C,), log-probs under the old policy (under the sampler with
     log_linear); None means the current policy. kl_penalty: float64 (C,), beta times the KL of each token, which is
     subtracted from the rewards; None if nothing is. reverse_kl: float64 (C,), old log-prob - the teacher's; None
-    without a teacher. advantages: float32 (C,), empty until they are computed. high_entropy: bool (C,), tokens that
+    without a teacher. gradient_norms: float64 (C,), as `advantages.gradient_norms` computes them; None unless the
+    advantage uses them. advantages: float32 (C,), empty until they are computed. high_entropy: bool (C,), tokens that
     loss.top_entropy_quantile selects; None means all.
     """
 
@@ -68,6 +69,7 @@ class Group:
     old_logps: Array | None = None
     kl_penalty: Array | None = None
     reverse_kl: Array | None = None
+    gradient_norms: Array | None = None
     advantages: Array = field(default_factory=lambda: np.zeros(0, np.float32))
     high_entropy: Array | None = None
 

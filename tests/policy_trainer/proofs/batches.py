@@ -29,20 +29,22 @@ def row_logps(
     model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float, kept: Kept = ()
 ) -> Tensor:
     """Log-probs of a single completion."""
-    return row_logps_and_entropies(model, prompt, completion, temperature, kept)[0]
+    return row_values(model, prompt, completion, temperature, kept)[0]
 
 
-def row_logps_and_entropies(
+def row_values(
     model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float, kept: Kept = ()
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies, and the squared norms of the log-probs' gradients to the logits."""
     logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
-    logps, entropies = [], []
+    logps, entropies, norms = [], [], []
     for t, token in enumerate(completion):
         ids = (kept and sorted(set(kept[t]))) or list(range(logits.shape[1]))
         of_kept = torch.log_softmax(logits[len(prompt) - 1 + t, ids] / temperature, dim=-1)
         logps.append(of_kept[ids.index(token)])
         entropies.append(-torch.stack([logp.exp() * logp for logp in of_kept.unbind()]).sum())
-    return torch.stack(logps), torch.stack(entropies)
+        norms.append(sum((float(i == token) - logp.exp()) ** 2 for i, logp in zip(ids, of_kept.unbind(), strict=True)))
+    return torch.stack(logps), torch.stack(entropies), torch.stack(norms)
 
 
 def random_batches(rng: random.Random, model: PreTrainedModel, count: int = 3, longest: int = 6) -> list[Batch]:
@@ -181,7 +183,7 @@ def _completions(model: PreTrainedModel, batch: Batch) -> list[Completion]:
     oldest, versions = batch.policy_version, batch.policy_versions
     prompt = batch.group.prompt_ids.tolist()
     values = [
-        row_logps_and_entropies(model, prompt, ids.tolist(), batch.temperature, kept)
+        row_values(model, prompt, ids.tolist(), batch.temperature, kept)
         for ids, kept in zip(batch.group.completions(), _kept(batch.group.sampling_mask, lengths.tolist()), strict=True)
     ]
     return [
@@ -202,6 +204,7 @@ def _completions(model: PreTrainedModel, batch: Batch) -> list[Completion]:
             ],
             teacher=teacher[slice(*tokens[row])].tolist(),
             steps=[(float(steps.rewards[place]), int(steps.ends[place])) for place in range(*places[row])],
+            norms=norms.tolist(),
         )
-        for row, (logps, entropies) in enumerate(values)
+        for row, (logps, entropies, norms) in enumerate(values)
     ]

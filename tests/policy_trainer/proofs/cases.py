@@ -48,6 +48,7 @@ def random_completion(rng: random.Random, unrewarded: float, unfinished: float, 
         staleness=rng.randint(0, 4),
         parts=parts,
         teacher=[logp + rng.gauss(0, noise) for logp in logps],
+        norms=[rng.uniform(0, 2) for _ in logps],
     )
 
 

@@ -122,6 +122,7 @@ def _group(group: Group, config: LossConfig) -> TrainedGroup:
         loss_mask=np.array([trained for completion in group for trained in completion.mask]),
         kl_penalty=kl_penalty(ref, old, config) if config.penalises_rewards else None,
         reverse_kl=reverse_kl(old, teacher) if config.distillation else None,
+        gradient_norms=np.array([norm for completion in group for norm in completion.norms]),
         steps=_steps(group) if config.advantage == "process" else None,
         parts=_parts(group) if config.advantage == "gdpo" else None,
     )

@@ -19,7 +19,8 @@ class Completion:
     """T tokens and what came of them. logps: under the policy now, scalar tensors or floats; old: under the one before
     the first update on the batch. entropies: of the policy now, as logps are. steps: (reward, index of the last token)
     of process supervision. staleness: versions between the sampler's weights and those that the step begins with.
-    parts: (weight, reward) of several rewards, NaN for none."""
+    parts: (weight, reward) of several rewards, NaN for none. norms: of the gradient of each log-prob to the logits,
+    squared, under the policy before the first update."""
 
     reward: float
     logps: Sequence[Any]
@@ -33,6 +34,7 @@ class Completion:
     steps: Sequence[tuple[float, int]] = ()
     staleness: int = 0
     parts: Sequence[tuple[float, float]] = ()
+    norms: Sequence[float] = ()
 
     @property
     def trained(self) -> list[int]:
@@ -193,6 +195,8 @@ def rewarded(groups: Sequence[Group], config: LossConfig) -> PerToken:
         return gdpo(groups, config)
     if config.advantage == "maxrl":
         return maxrl(groups, config)
+    if config.advantage == "optimal_token_baseline":
+        return [optimal_token_baseline(group, config) for group in groups]
     scale = config.scale_rewards or ("group" if config.advantage == "outcome" else "none")
     everyone = [reward for group in groups for reward in rewards(group, config) if not math.isnan(reward)]
     result: PerToken = []
@@ -225,6 +229,28 @@ def maxrl(groups: Sequence[Group], config: LossConfig) -> PerToken:
             (completion.reward - mean) / mean if counts(completion, config) and mean else 0.0 for completion in group
         ]
         result.append([[share] * len(completion.logps) for completion, share in zip(group, shares, strict=True)])
+    return result
+
+
+def optimal_token_baseline(group: Group, config: LossConfig) -> list[list[float]]:
+    """What is still to come, less its mean over the completions that have as many sampled tokens, each weighted by its
+    norms so far; nothing is subtracted where there is only one."""
+
+    def still_to_come(completion: Completion, place: int) -> float:
+        penalties = frozen(completion, config)[place:] if config.kl_in in ("reward", "both") else []
+        return completion.reward - config.beta * sum(kl_estimate(config, *pair) for pair in penalties)
+
+    result = [[0.0] * len(completion.logps) for completion in group]
+    judged = [completion for completion in group if counts(completion, config)]
+    for completion, values in zip(group, result, strict=True):
+        for place, t in enumerate(completion.trained if counts(completion, config) else ()):
+            as_long = [other for other in judged if len(other.trained) > place]
+            weights = [sum(other.norms[u] for u in other.trained[: place + 1]) for other in as_long]
+            values[t] = still_to_come(completion, place)
+            if len(as_long) > 1:
+                returns = [still_to_come(other, place) for other in as_long]
+                products = [weight * value for weight, value in zip(weights, returns, strict=True)]
+                values[t] -= sum(products) / (sum(weights) + 1e-8)
     return result
 
 

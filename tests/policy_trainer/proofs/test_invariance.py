@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import cycle, product
 from typing import Any
@@ -145,10 +145,10 @@ def naive_step(
     model = copy.deepcopy(model)
     before, losses, seen = weights(model), [], []
     with torch.no_grad():
-        begun = [[_with_old(each, each.logps) for each in group] for group in completions_of(model, batches)]
+        begun = completions_of(model, batches)
     for _, minibatch in product(range(num_iterations), range(minibatches)):
         groups = [
-            [_with_old(completion, before.logps) for completion, before in zip(*pair, strict=True)]
+            [_as_begun(completion, before) for completion, before in zip(*pair, strict=True)]
             for pair in zip(completions_of(model, batches), begun, strict=True)
         ]
         kept = sum(teaches(group, config) for group in groups)
@@ -164,11 +164,16 @@ def naive_step(
                 if parameter.grad is not None:
                     parameter -= LR * parameter.grad
         losses.append(loss.item())
-    return losses, statistics(seen, begun, config), weights(model) - before
+    return (
+        losses,
+        statistics(seen, [[_as_begun(each, each) for each in group] for group in begun], config),
+        weights(model) - before,
+    )
 
 
-def _with_old(completion: Completion, logps: Sequence[Any]) -> Completion:
-    return replace(completion, old=[float(value) for value in logps])
+def _as_begun(completion: Completion, before: Completion) -> Completion:
+    """With what advantages take from the policy before the first update."""
+    return replace(completion, old=[float(value) for value in before.logps], norms=before.norms)
 
 
 def assert_as_the_naive_loop_says(
@@ -214,6 +219,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "KL in both": {"kl_in": "both", "kl_weight": "ratio"},
     "process": {"advantage": "process"},
     "maxrl": {"advantage": "maxrl"},
+    "optimal token baseline": {"advantage": "optimal_token_baseline"},
+    "optimal token baseline, KL in the reward": {"advantage": "optimal_token_baseline", "kl_in": "reward", "kl": "k2"},
     "distill": {"advantage": "distill", "surrogate": "reinforce", "aggregation": "token_mean"},
     "tis": {"old_logps": "recomputed", "importance_sampling_correction": "tis", "correction_max": 1.1},
     "tis of sequences": {

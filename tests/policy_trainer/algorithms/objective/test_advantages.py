@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policy_trainer.algorithms.objective import advantages as advantages_module
-from policy_trainer.algorithms.objective.advantages import advantages
+from policy_trainer.algorithms.objective.advantages import advantages, gradient_norms
 from policy_trainer.algorithms.objective.group import Group, RewardParts, differ, has_variance
 from policy_trainer.algorithms.objective.kl import reverse_kl, teacher_kl
 from policy_trainer.config import LossConfig
@@ -118,6 +119,47 @@ class TestMaxRL:
     def test_a_negative_reward_is_refused(self) -> None:
         with pytest.raises(UserError, match=r"loss\.advantage: maxrl .* must be 0 or more, got -0\.5; leave out"):
             of_group(1.0, -0.5, advantage="maxrl")
+
+
+class TestOptimalTokenBaseline:
+    def of(self, norms: Sequence[float], mask: Sequence[bool] | None = None, **fields: Any) -> list[float]:
+        """Rewards 1, 0 and NaN; 3, 2 and 1 tokens."""
+        rewards, lengths = np.array([1.0, 0.0, NAN], np.float32), np.array([3, 2, 1])
+        config = LossConfig(advantage="optimal_token_baseline", **({"beta": 0} if not fields else fields["loss"]))
+        group = make_group(
+            rewards, lengths, gradient_norms=np.array(norms), loss_mask=None if mask is None else np.array(mask),
+            kl_penalty=fields.get("kl_penalty"),
+        )  # fmt: skip
+        (values,) = advantages([group], config)
+        return values.tolist()
+
+    def test_hand_computed(self) -> None:
+        """Weights so far 1, 3, 6 and 3, 4: baselines 1/4 and 3/7; the last token of the longest has none."""
+        got = self.of([1.0, 2.0, 3.0, 3.0, 1.0, 9.0])
+        assert got == near([3 / 4, 4 / 7, 1.0, -1 / 4, -3 / 7, 0.0])
+
+    def test_tokens_that_were_not_sampled_have_no_place(self) -> None:
+        """The first completion's second sampled token is its third: weights 1, 4 and 3, 4, baselines 1/4 and 1/2."""
+        got = self.of([1.0, 2.0, 3.0, 3.0, 1.0, 9.0], [True, False, True, True, True, True])
+        assert got == near([3 / 4, 0.0, 1 / 2, -1 / 4, -1 / 2, 0.0])
+
+    def test_penalties_count_from_their_token_on(self) -> None:
+        """Returns 0.4, 0.7, 0.9 and -0.4, -0.3."""
+        got = self.of(
+            [1.0] * 6, kl_penalty=np.array([0.3, 0.2, 0.1, 0.1, 0.3, 5.0]), loss={"beta": 0.1, "kl_in": "reward"}
+        )
+        assert got == near([0.4, 0.5, 0.9, -0.4, -0.5, 0.0])
+
+    def test_a_policy_that_is_certain_has_no_baseline(self) -> None:
+        assert self.of([0.0] * 6) == near([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+
+    @given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=9), st.sampled_from([0.5, 1.0, 3.0]))
+    def test_norms_are_those_of_the_gradient(self, values: list[float], temperature: float) -> None:
+        logits = torch.tensor(values, dtype=torch.float64) / temperature
+        once, twice = logits.log_softmax(-1), (2 * logits).log_softmax(-1)
+        expected = [(torch.eye(len(values))[i] - once.exp()).square().sum().item() for i in range(len(values))]
+        bound = 8 * np.finfo(np.float64).eps * max(1, twice.abs().max().item())
+        assert gradient_norms(once.numpy(), twice.numpy()).tolist() == pytest.approx(expected, rel=0, abs=bound)
 
 
 class TestGdpo:

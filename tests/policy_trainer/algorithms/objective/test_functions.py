@@ -133,13 +133,13 @@ def test_a_metric_of_the_users_own_takes_no_name_of_another(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if name not in ("process", "gdpo")])  # need more rewards
 def test_a_built_in_advantage_as_a_function_gives_the_same_bits(name: str) -> None:
     groups = [
-        make_group(np.array(rewards, np.float32), np.array([2, 1, 4]))
+        make_group(np.array(rewards, np.float32), np.array([2, 1, 4]), gradient_norms=np.arange(7.0))
         for rewards in ([0.1, 0.7, 0.3], [5.0, NAN, 1.0], [1.0, 1.0, 1.0])
     ]
     built_in = LossConfig(advantage=name, beta=0.0)
     scale = built_in.scale
     named = {"process": "_process", "rloo": "_rloo", "reinforce++": "_reinforce_plus_plus", "distill": "_nothing"}
-    named["maxrl"] = "_maxrl"
+    named |= {"maxrl": "_maxrl", "optimal_token_baseline": "_optimal_token_baseline"}
     function = f"policy_trainer.algorithms.objective.advantages:{named.get(name, '_outcome')}"
     ours = LossConfig(advantage=function, scale_rewards=scale, beta=0.0, distillation_coef=0.0)
     expected = [ADVANTAGES[name](groups, built_in)[place].astype(np.float32) for place in range(3)]
