@@ -23,6 +23,10 @@ TRL_PACKAGES := torchvision==0.28.0 num2words==0.5.14
 # Other people's clients of the API; their environment uses our packages, too.
 CLIENTS := .venv-clients
 CLIENT_PACKAGES := 'lm-eval[api]==0.4.13' tinker==0.38.0 chz blobfile termcolor tiktoken pyrage cloudpickle
+# Trackers of report_to.
+CLIENT_TRACKERS := mlflow-skinny==3.17.2 sqlalchemy alembic pandas wandb==0.31.0
+# By itself: what it needs is newer than some of our constraints.
+CLIENT_TRACKIO := trackio==0.43.0
 # By itself: what it needs of tml-renderers is in older versions, too.
 CLIENT_COOKBOOK := tinker-cookbook==0.6.1 tml-renderers
 # What makes the documentation's site.
@@ -95,7 +99,7 @@ test-trl: $(TRL)/.installed  ## TRL's own tests of GRPOTrainer, on policy_traine
 	@test -n "$(TRL_TESTS)" || { echo "make test-trl: TRL_TESTS=/path/to/a/checkout/of/trl is missing" >&2; exit 2; }
 	PYTHONPATH=$(abspath $(TRL)) $(BIN)/python -m tests.trl_suite $(TRL_TESTS) --hub $(TRL)/hub $(ARGS)
 
-test-clients: $(CLIENTS)/.installed  ## lm-evaluation-harness and tinker on the reference server, in an environment next to ours: three minutes
+test-clients: $(CLIENTS)/.installed  ## lm-evaluation-harness and tinker on the reference server, and trackers, in an environment next to ours: three minutes
 	$(BIN)/pytest -q tests/clients
 
 bench-vllm: $(VLLM)/.installed-vllm  ## tokens a second of --sampler hf and --sampler vllm, in the environment of test-vllm
@@ -201,8 +205,9 @@ $(TRL)/.installed: $(TO_TEST)
 $(CLIENTS)/.installed: $(TO_TEST)
 	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$$($(CLIENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tandem.pth"
-	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(CLIENT_PACKAGES)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) $(CLIENT_PACKAGES) $(CLIENT_TRACKERS)
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-deps $(CLIENT_COOKBOOK)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check $(CLIENT_TRACKIO)
 	touch $@
 
 $(SITE)/.installed: $(TO_RUN)

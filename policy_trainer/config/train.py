@@ -86,7 +86,7 @@ class TrainConfig(RunConfig):
     50 steps of 8 prompts with 8 completions, a model that solves one in a thousand is rewarded three times."""
     max_bad_steps: int = Field(default=3, ge=1)
     """Stop after this many steps in a row whose loss or gradient is not finite."""
-    report_to: CliVariadicArg[list[Literal["tensorboard", "trackio", "wandb"]]] = Field(default=[])
+    report_to: CliVariadicArg[list[Literal["mlflow", "tensorboard", "trackio", "wandb"]]] = Field(default=[])
     """Trackers that receive the metrics and samples, besides metrics.jsonl and samples.jsonl."""
     record: Path | None = None
     """Directory that keeps the batches of each step, for `policy-trainer replay`. Default: none are kept."""

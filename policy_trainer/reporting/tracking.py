@@ -1,8 +1,14 @@
-"""Trackers, which get the metrics besides metrics.jsonl: TensorBoard, trackio, Weights & Biases."""
+"""Trackers, which get the metrics besides metrics.jsonl: MLflow, TensorBoard, trackio, Weights & Biases.
+
+Not those of `accelerate.tracking`: only its W&B takes samples, none knows a resumed run again, and TensorBoard would
+keep the steps that such a run repeats.
+"""
 
 import importlib.util
 import math
 import os
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -12,9 +18,15 @@ from policy_trainer.config.marks import Travel, marked
 from policy_trainer.reporting.sample_views import columns_and_rows, markdown
 from policy_trainer.reporting.samples import SampledGroup
 from shared.errors import UserError
+from shared.settings.names import flat_settings
 
-# The project in trackio and W&B, unless TRACKIO_PROJECT or WANDB_PROJECT names another.
+# The project in trackio and W&B and the experiment in MLflow, unless TRACKIO_PROJECT, WANDB_PROJECT or
+# MLFLOW_EXPERIMENT_NAME names another.
 _PROJECT = "tandem"
+# Parameters of one request to MLflow, at most.
+_MLFLOW_PARAMETERS = 100
+# What MLflow refuses in the name of a metric.
+_NOT_IN_MLFLOW = re.compile(r"[^/\w.\- ]")
 _GROUPS = {"step": "train", "evaluation": "evaluation"}
 
 
@@ -112,9 +124,43 @@ class Trackio:
         self._run.finish()
 
 
+class MLflow:
+    """MLflow, where MLFLOW_TRACKING_URI says or where it keeps runs by default. A resumed run continues its run."""
+
+    def __init__(self, config: TrainConfig, first_step: int) -> None:
+        mlflow: Any = import_module("mlflow")
+        self._entities: Any = mlflow.entities
+        self._client = mlflow.MlflowClient()
+        id_file = config.run_dir / "mlflow_id"
+        if first_step and id_file.exists():
+            self._run = id_file.read_text()
+            self._client.update_run(self._run, "RUNNING")
+            return
+        experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT))
+        self._run = self._client.create_run(experiment.experiment_id, run_name=config.run).info.run_id
+        id_file.write_text(self._run)
+        settings = flat_settings(_settings(config))
+        parameters = [self._entities.Param(name, str(value)) for name, value in settings.items()]
+        for start in range(0, len(parameters), _MLFLOW_PARAMETERS):
+            self._client.log_batch(self._run, params=parameters[start : start + _MLFLOW_PARAMETERS])
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        now = int(time.time() * 1000)
+        values = {_NOT_IN_MLFLOW.sub("_", name): value for name, value in scalars(record).items()}
+        metrics = [self._entities.Metric(name, value, now, record["step"]) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def write_samples(self, groups: Sequence[SampledGroup]) -> None:
+        self._client.log_text(self._run, markdown(groups), f"{_samples_name(groups)}-{groups[0].step}.md")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
 # By their names in `report_to`, which are also the names of the packages. A tracker is made from the settings and the
 # step that the run resumes from.
 TRACKERS: Mapping[str, Callable[[TrainConfig, int], Tracker]] = {
+    "mlflow": MLflow,
     "tensorboard": TensorBoard,
     "trackio": Trackio,
     "wandb": Wandb,

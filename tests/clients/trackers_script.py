@@ -1,0 +1,65 @@
+"""Writes a run of six steps, and its resumption after the fourth, to the trackers themselves. seen.json then has what
+each shows of it. In the environment of `make test-clients`, in an empty directory."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.reporting.samples import SampledCompletion, SampledGroup
+from policy_trainer.reporting.tracking import start_trackers
+from shared.settings import from_values
+
+COMPLETION = SampledCompletion("41", 0.0, {"accuracy": 0.0}, -0.5, 2, True)
+SAMPLED = SampledGroup(3, "train", "b", "t", 7, "6*7=?", "42", (COMPLETION,))
+NAMES = ["mlflow", "trackio", "wandb"]
+
+
+def write(first: int, last: int) -> None:
+    config = from_values(TrainConfig, model="m", run="a run", run_dir=Path.cwd(), report_to=NAMES)
+    notes: list[str] = []
+    trackers = start_trackers(config, first, notes.append)
+    for step in range(first + 1, last + 1):
+        for tracker in trackers:
+            tracker.write({"kind": "step", "step": step, "kl": float(first + step), "reward/über+": 1.0})
+    for tracker in trackers:
+        tracker.write_samples([SAMPLED])
+        tracker.close()
+    assert not notes, notes
+
+
+def in_mlflow() -> dict[str, Any]:
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    (run,) = mlflow.search_runs(experiment_names=["tandem"], output_format="list")
+    history = client.get_metric_history(run.info.run_id, "train/kl")
+    return {
+        "kl": sorted((point.step, point.value) for point in history),
+        "names": sorted(run.data.metrics),
+        "beta": run.data.params["loss.beta"],
+        "status": run.info.status,
+        "name": run.info.run_name,
+        "samples": mlflow.artifacts.load_text(f"{run.info.artifact_uri}/samples/train-3.md"),
+    }
+
+
+def in_trackio() -> dict[str, Any]:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    logs = SQLiteStorage.get_logs("tandem", "a run")
+    return {"kl": [(each["step"], each["train/kl"]) for each in logs if "train/kl" in each]}
+
+
+def in_wandb() -> dict[str, Any]:
+    """Each part of a run that was written offline has its own directory, which ends with the run's id."""
+    parts = sorted(Path("wandb").glob("offline-run-*/run-*.wandb"))
+    return {"runs": sorted({part.stem for part in parts}), "parts": len(parts)}
+
+
+if __name__ == "__main__":
+    os.environ |= {"WANDB_MODE": "offline", "TRACKIO_DIR": str(Path.cwd() / "trackio")}
+    write(0, 6)
+    write(4, 5)
+    Path("seen.json").write_text(json.dumps({"mlflow": in_mlflow(), "trackio": in_trackio(), "wandb": in_wandb()}))
