@@ -158,7 +158,7 @@ class DataConfig(PromptConfig, SourceConfig):
     """Maximum tokens of a prompt."""
     teacher_prompt_template: Annotated[str | None, Travel.TEXT] = None
     """What a teacher reads in place of the prompt: a text with {prompt} and {privileged_context}, the row's column of
-    that name, such as a demonstration. Without `teacher`, the policy as it began is the teacher (SDFT). Default: the
+    that name, such as a demonstration. Without `teacher`, the initial policy is the teacher (SDFT). Default: the
     teacher reads the prompt."""
     too_long: Literal["drop", "refuse"] = "drop"
     """What happens to a prompt over max_prompt_length. drop: it is skipped and counted. refuse: the run stops."""

@@ -117,7 +117,7 @@ class LossConfig(Surrogates):
     ] = "outcome"
     """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
     RLOO, REINFORCE++, GDPO, which normalises each reward separately, MaxRL, which divides by the mean reward, or the
-    optimal token baseline, which differs from token to token and costs one or two more forwards a step.
+    optimal token baseline, which differs from token to token and costs one or two more forward passes a step.
     distill: a teacher's log-probs instead of rewards. Or module:name, your own function (docs/pieces.md)."""
     distillation_coef: float | None = Field(default=None, ge=0)
     """Weight of the teacher: the advantage of each token is lowered by this times (old log-prob - the teacher's).

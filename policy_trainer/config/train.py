@@ -149,12 +149,12 @@ class TrainConfig(RunConfig):
 
     @property
     def teaches_itself(self) -> bool:
-        """Whether the teacher is the policy as it began, which reads more than the policy does (SDFT)."""
+        """Whether the teacher is the initial policy, which reads more than the policy does (SDFT)."""
         return self.loss.distillation > 0 and self.teacher is None and self.data.teacher_prompt_template is not None
 
     @property
     def serves_first_policy(self) -> bool:
-        """Whether the model of the trainer's own server is the policy as it began."""
+        """Whether the model of the trainer's own server is the initial policy."""
         return self.penalised_by_server or self.teaches_itself
 
     @property
@@ -237,7 +237,10 @@ def _teacher_errors(config: TrainConfig) -> Iterator[str]:
     if config.sampling.max_resamples:
         yield "sampling.max_resamples: the teacher teaches on groups of equal rewards, too, so none is replaced: set 0"
     if template is not None and config.environment:
-        yield "data.teacher_prompt_template: an environment makes prompts that are no row's: leave one of them out"
+        yield (
+            "data.teacher_prompt_template: an environment makes its own prompts, which have no row to take a context "
+            "from: leave out the template or the environment"
+        )
     if inline and teacher is None and template is None:
         yield (
             f"teacher: distillation needs a model to learn from: give {spell_setting('teacher')} PATH_OR_HUB_ID, or "

@@ -1,7 +1,7 @@
 """Trackers, which get the metrics besides metrics.jsonl: MLflow, TensorBoard, trackio, Weights & Biases.
 
-Not those of `accelerate.tracking`: only its W&B takes samples, none knows a resumed run again, and TensorBoard would
-keep the steps that such a run repeats.
+We do not use `accelerate.tracking`: only its W&B tracker takes samples, none of them continues a resumed run, and its
+TensorBoard tracker would keep the steps that such a run repeats.
 """
 
 import importlib.util

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ref_server.config import ServeConfig
 from ref_server.scoring.device_maps import DeviceMap, describe_devices, device_map_of, device_maps
-from ref_server.scoring.reference import ReferenceRefused, TooLarge, check_size
+from ref_server.scoring.reference import ReferenceRefused, TooLarge, check_size, prompts_of
 from ref_server.scoring.scorer import Scorer
 from ref_server.scoring.snapshots import find_snapshot, load_like
 from ref_server.scoring.token_texts import token_texts
@@ -105,7 +105,8 @@ class FrozenModel:
         if self.info.context_length is not None and longest > self.info.context_length:
             raise TooLarge(
                 "completion_lengths",
-                f"and the prompt make a row of {longest} tokens; the model's context is {self.info.context_length}",
+                f"and {prompts_of(group)} make a row of {longest} tokens; "
+                f"the model's context is {self.info.context_length}",
             )
         if self._vision is not None:
             for each in group.forwards():

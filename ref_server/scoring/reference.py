@@ -64,9 +64,9 @@ class Likeliest:
 class Scores:
     """float32 (C,) log-probs of each group, and the version of the weights that computed them all.
 
-    splits: how often a forward was halved because memory ran out. teacher_logps: the same groups' by the teacher, or by
-    the same model for groups with a teacher's prompt; None for groups, or for all, that have no teacher. likeliest: the
-    same groups'; None where nobody wanted them.
+    splits: how often a forward was halved because memory ran out. teacher_logps: the same groups' by the teacher, or
+    without one by the same model for groups with a teacher's prompt; an entry is None for a group without either, and
+    all is None if all are. likeliest: the same groups'; None where nobody wanted them.
     """
 
     logps: list[np.ndarray]
@@ -159,11 +159,17 @@ def most_tokens(group: TokenGroup) -> int:
     return max(each.tokens for each in group.forwards())
 
 
+def prompts_of(group: TokenGroup) -> str:
+    """What a message about a forward's length calls the prompt."""
+    return "the prompt" if group.teacher_prompt_ids is None else "the prompt, or the teacher's prompt,"
+
+
 def check_size(group: TokenGroup, info: ModelInfo) -> None:
     """Raises TooLarge, and BatchError for images where there may be none."""
     if (tokens := most_tokens(group)) > info.max_batch_tokens:
         raise TooLarge(
-            "completion_ids", f"and the prompt have {tokens} tokens; max_batch_tokens is {info.max_batch_tokens}"
+            "completion_ids",
+            f"and {prompts_of(group)} have {tokens} tokens; max_batch_tokens is {info.max_batch_tokens}",
         )
     if group.images and not info.max_image_bytes:
         raise BatchError("image", "must be absent: this server takes no images")

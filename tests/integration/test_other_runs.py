@@ -157,7 +157,8 @@ def test_bare_prompts_and_a_teacher_suffice(
 
 
 def test_a_policy_that_reads_more_teaches_itself(random_model: Path, tmp_path: Path, start: Any) -> None:
-    """Its teacher is the policy as it began, whose moving average follows it; the penalty has the same reference."""
+    """The teacher begins as the initial policy and becomes a moving average of the policy; the KL penalty has the same
+    model."""
     with (tmp_path / "prompts.jsonl").open("w") as file:
         for i in range(40):
             row = {"prompt": f"What is {i}?", "privileged_context": "0123456789"}

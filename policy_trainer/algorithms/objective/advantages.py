@@ -125,10 +125,10 @@ def gradient_norms(logps: Array, halved: Array) -> Array:
 
 
 def _optimal_token_baseline(groups: Sequence[Group], config: LossConfig) -> list[Array]:
-    """Returns-to-go minus a baseline of each place: the mean of the group's returns there, weighted by the squared
-    gradient norms so far, summed (Optimal Token Baseline, arXiv 2602.07078; verl's optimal_token_baseline).
+    """Returns-to-go minus a baseline for each place: the mean of the group's returns there, each weighted by the sum of
+    its completion's squared gradient norms up to that place (The Optimal Token Baseline, arXiv 2602.07078).
 
-    Tokens that were not sampled have no place. Where only one completion is that long, the baseline is 0, as in verl.
+    Places count sampled tokens only. Where only one completion reaches a place, the baseline is 0, as in verl.
     """
     return [_above_baseline(group) for group in groups]
 

@@ -35,7 +35,7 @@ def row_logps(
 def row_values(
     model: PreTrainedModel, prompt: Sequence[int], completion: Sequence[int], temperature: float, kept: Kept = ()
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, entropies, and the squared norms of the log-probs' gradients to the logits."""
+    """Log-probs, entropies, and the squared norms of the log-probs' gradients with respect to the logits."""
     logits = model(input_ids=torch.tensor([[*prompt, *completion]]), use_cache=False).logits[0]
     logps, entropies, norms = [], [], []
     for t, token in enumerate(completion):

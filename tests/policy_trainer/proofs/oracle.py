@@ -19,8 +19,8 @@ class Completion:
     """T tokens and what came of them. logps: under the policy now, scalar tensors or floats; old: under the one before
     the first update on the batch. entropies: of the policy now, as logps are. steps: (reward, index of the last token)
     of process supervision. staleness: versions between the sampler's weights and those that the step begins with.
-    parts: (weight, reward) of several rewards, NaN for none. norms: of the gradient of each log-prob to the logits,
-    squared, under the policy before the first update."""
+    parts: (weight, reward) of several rewards, NaN for none. norms: of the gradient of each log-prob with respect
+    to the logits, squared, under the policy before the first update."""
 
     reward: float
     logps: Sequence[Any]
