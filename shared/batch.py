@@ -100,6 +100,10 @@ class TokenGroup:
         """P + C: the tokens of a forward pass that computes the prompt once."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
+    def for_reference(self) -> "TokenGroup":
+        """The group as the reference reads it."""
+        return self if self.teacher_prompt_ids is None else replace(self, teacher_prompt_ids=None)
+
     def for_teacher(self) -> "TokenGroup":
         """The group as a teacher reads it."""
         if self.teacher_prompt_ids is None:
@@ -107,10 +111,8 @@ class TokenGroup:
         return replace(self, prompt_ids=self.teacher_prompt_ids, teacher_prompt_ids=None)
 
     def forwards(self) -> "list[TokenGroup]":
-        """The group as the reference reads it, and if a teacher reads another prompt, as that does."""
-        if self.teacher_prompt_ids is None:
-            return [self]
-        return [replace(self, teacher_prompt_ids=None), self.for_teacher()]
+        """As the reference reads it, and if a teacher reads another prompt, as that does."""
+        return [self] if self.teacher_prompt_ids is None else [self.for_reference(), self.for_teacher()]
 
     def check_ids(self, vocabulary: int, whose: str) -> None:
         """Raises BatchError unless every id lies in [0, vocabulary). whose: names the vocabulary in the message."""

@@ -171,13 +171,12 @@ class DataConfig(PromptConfig, SourceConfig):
 
     @model_validator(mode="after")
     def _check_teacher_prompt(self) -> "DataConfig":
+        template = self.teacher_prompt_template
         missing = [
-            name for name in ("{prompt}", "{privileged_context}") if name not in (self.teacher_prompt_template or name)
+            name for name in ("{prompt}", "{privileged_context}") if template is not None and name not in template
         ]
         if missing:
-            raise ValueError(
-                f"data.teacher_prompt_template: it must contain {missing[0]}; got {self.teacher_prompt_template!r}"
-            )
+            raise ValueError(f"data.teacher_prompt_template: it must contain {missing[0]}; got {template!r}")
         return self
 
     @model_validator(mode="after")

@@ -149,7 +149,8 @@ class TrainConfig(RunConfig):
 
     @property
     def teaches_itself(self) -> bool:
-        """Whether the teacher is the initial policy, which reads more than the policy does (SDFT)."""
+        """Whether the teacher is the initial policy, which reads more than the policy does (SDFT), unless a server of
+        yours has another."""
         return self.loss.distillation > 0 and self.teacher is None and self.data.teacher_prompt_template is not None
 
     @property

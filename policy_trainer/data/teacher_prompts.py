@@ -4,8 +4,9 @@ demonstration (SDFT, arXiv 2601.19897)."""
 import re
 from dataclasses import replace
 
+from policy_trainer.data.pictures import PLACEHOLDER
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, UnusablePrompt
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt
 from shared.spelling import spell_setting
 
 # The column of a row with what only the teacher reads; TRL's name.
@@ -23,7 +24,11 @@ def with_teacher_prompt(
     """
     if template is None:
         return prompt
-    return replace(prompt, teacher_ids=tuple(encoder.encode(_for_teacher(problem, template, encoder)).ids))
+    try:
+        read = encoder.encode(_for_teacher(problem, template, encoder))
+    except PromptTooLong as error:
+        raise PromptTooLong(f"{spell_setting('data.teacher_prompt_template')}: {error.problem}", error.remedy) from None
+    return replace(prompt, teacher_ids=tuple(read.ids))
 
 
 def _for_teacher(problem: Problem, template: str, encoder: PromptEncoder) -> Problem:
@@ -45,6 +50,11 @@ def _for_teacher(problem: Problem, template: str, encoder: PromptEncoder) -> Pro
         raise UnusablePrompt(f"{where}prompt: no message is a user's, and {setting} takes the place of one", "add one")
     for last in users[-1:]:
         messages[last] = {**messages[last], "content": _filled(template, messages[last]["content"], context)}
+    if problem.images and sum(message["content"].count(PLACEHOLDER) for message in messages) != len(problem.images):
+        raise UnusablePrompt(
+            f"{where}{setting} repeats the places of pictures, or {PRIVILEGED_CONTEXT} has more of them",
+            f"give a template with one {{prompt}}, and a context without {PLACEHOLDER}",
+        )
     return replace(problem, messages=tuple(messages), prompt=text and _filled(template, text, context))
 
 

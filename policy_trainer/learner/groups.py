@@ -106,27 +106,21 @@ def with_old_logps(groups: Sequence[Group], loss: LossConfig, recompute: Recompu
     """
     # log_linear begins with the sampler's: token_loss interpolates from these.
     old_logps: Sequence[Array | None] = [group.sampler_logps for group in groups]
+    current = recompute(groups) if loss.old_logps == "recomputed" or loss.needs_gradient_norms else []
     if loss.old_logps == "current":
         old_logps = [None] * len(groups)
     elif loss.old_logps == "recomputed":
-        old_logps = recompute(groups)
+        old_logps = current
     groups = [replace(group, old_logps=values) for group, values in zip(groups, old_logps, strict=True)]
     if loss.needs_gradient_norms:
-        groups = _with_gradient_norms(groups, loss, recompute)
+        halved = recompute([replace(group, temperature=group.temperature / 2) for group in groups])
+        norms = map(gradient_norms, current, halved)
+        groups = [replace(group, gradient_norms=values) for group, values in zip(groups, norms, strict=True)]
     if not loss.penalises_rewards and not loss.distillation:
         return groups
     # Both need old log-probs even where the ratio uses the current policy.
-    known = [values for values in old_logps if values is not None] or recompute(groups)
+    known = [values for values in old_logps if values is not None] or current or recompute(groups)
     return [_with_kl(group, values, loss) for group, values in zip(groups, known, strict=True)]
-
-
-def _with_gradient_norms(groups: Sequence[Group], loss: LossConfig, recompute: Recompute) -> list[Group]:
-    """By the current policy, which is the one before the step's first update."""
-    known = [group.old_logps for group in groups if group.old_logps is not None]
-    logps = known if loss.old_logps == "recomputed" else recompute(groups)
-    halved = recompute([replace(group, temperature=group.temperature / 2) for group in groups])
-    rows = zip(groups, logps, halved, strict=True)
-    return [replace(group, gradient_norms=gradient_norms(*pair)) for group, *pair in rows]
 
 
 def _with_kl(group: Group, old_logps: Float[np.ndarray, " C"], loss: LossConfig) -> Group:

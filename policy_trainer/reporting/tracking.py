@@ -25,7 +25,7 @@ from shared.settings.names import flat_settings
 _PROJECT = "tandem"
 # Parameters of one request to MLflow, at most.
 _MLFLOW_PARAMETERS = 100
-# What MLflow refuses in the name of a metric.
+# What MLflow refuses in names.
 _NOT_IN_MLFLOW = re.compile(r"[^/\w.\- ]")
 _GROUPS = {"step": "train", "evaluation": "evaluation"}
 
@@ -140,14 +140,14 @@ class MLflow:
         self._run = self._client.create_run(experiment.experiment_id, run_name=config.run).info.run_id
         id_file.write_text(self._run)
         settings = flat_settings(_settings(config))
-        parameters = [self._entities.Param(name, str(value)) for name, value in settings.items()]
+        parameters = [self._entities.Param(_in_mlflow(name), str(value)) for name, value in settings.items()]
         for start in range(0, len(parameters), _MLFLOW_PARAMETERS):
             self._client.log_batch(self._run, params=parameters[start : start + _MLFLOW_PARAMETERS])
 
     def write(self, record: Mapping[str, Any]) -> None:
         now = int(time.time() * 1000)
-        values = {_NOT_IN_MLFLOW.sub("_", name): value for name, value in scalars(record).items()}
-        metrics = [self._entities.Metric(name, value, now, record["step"]) for name, value in values.items()]
+        values = scalars(record).items()
+        metrics = [self._entities.Metric(_in_mlflow(name), value, now, record["step"]) for name, value in values]
         self._client.log_batch(self._run, metrics=metrics)
 
     def write_samples(self, groups: Sequence[SampledGroup]) -> None:
@@ -168,7 +168,8 @@ TRACKERS: Mapping[str, Callable[[TrainConfig, int], Tracker]] = {
 
 
 class SafeTracker:
-    """A tracker whose failures do not end training. The first failure is reported."""
+    """A tracker whose failure does not end training. It is reported, and nothing more is sent: each attempt could take
+    minutes."""
 
     def __init__(self, name: str, tracker: Tracker, note: Callable[[str], None]) -> None:
         self._name = name
@@ -186,11 +187,12 @@ class SafeTracker:
         self._try(self._tracker.close)
 
     def _try(self, work: Callable[[], None]) -> None:
+        if self._failed:
+            return
         try:
             work()
         except Exception as error:  # a library or network failed; RUN_DIR has every record
-            if not self._failed:
-                self._note(f"{self._name} failed; the run continues without it: {error}")
+            self._note(f"{self._name} failed; the run continues without it: {error}")
             self._failed = True
 
 
@@ -244,6 +246,10 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a step or an evaluation, by names such as `train/kl` and `evaluation/rewards/tags`."""
     group = _GROUPS.get(record["kind"])
     return {} if group is None else _flat(group, {name: v for name, v in record.items() if name != "step"})
+
+
+def _in_mlflow(name: str) -> str:
+    return _NOT_IN_MLFLOW.sub("_", name)
 
 
 def _samples_name(groups: Sequence[SampledGroup]) -> str:

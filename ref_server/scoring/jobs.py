@@ -32,7 +32,9 @@ def read_payload(run: str, body: bytes) -> Groups:
 
 def encode_scores(groups: Sequence[TokenGroup], scores: Scores) -> bytes:
     """The scores of a stored body's groups, one after the other. Raises BatchError when they are not finite."""
-    by_teacher = [logps for logps in scores.teacher_logps or () if logps is not None]
+    by_teacher = scores.by_teacher
+    if by_teacher and len(by_teacher) < len(groups):
+        raise BatchError("teacher_prompt_ids", "must be in all groups of a body, or in none")
     return wire.encode_scores(
         np.concatenate(scores.logps),
         str(scores.reference_version),
@@ -93,8 +95,7 @@ class DirectRequest:
         return [self.temperature] * len(self.groups)
 
     def scored(self, scores: Scores) -> Callable[[], None]:
-        by_teacher = [logps for logps in scores.teacher_logps or () if logps is not None]
-        if not all(np.isfinite(logps).all() for logps in (*scores.logps, *by_teacher)):
+        if not all(np.isfinite(logps).all() for logps in (*scores.logps, *scores.by_teacher)):
             raise BatchError("completion_ids", "have log-probs that are not finite: the model cannot compute them")
         return partial(self._deliver, scores)
 

@@ -152,7 +152,7 @@ class ScoringLoop:
                 # A server ended while it scored these batches: perhaps one of them was the cause.
                 if suspects := [batch for batch in batches if batch.claim.interruptions]:
                     self._gate.wait_until_alone()
-                    self._score([suspects])
+                    self._score(self._cut(suspects))
                 scoring.enter_context(self._gate.scoring())
             self._score(self._pack(direct, [batch for batch in batches if not batch.claim.interruptions]))
         self._tokens_in_hand = 0
@@ -162,10 +162,20 @@ class ScoringLoop:
         return [] if self._stopping else self._claims.take(max_tokens, self._replica.version)
 
     def _pack(self, direct: Sequence[DirectRequest], batches: Sequence[ClaimedBatch]) -> Sequence[Sequence[Job]]:
-        """The jobs of one forward, or of two if one would be too large."""
+        """The jobs of one forward, or of several if one would be too large."""
         if tokens_of(direct) + tokens_of(batches) > self._budget:
-            return direct, batches
+            return [direct, *self._cut(batches)]
         return [[*direct, *batches]]
+
+    def _cut(self, batches: Sequence[ClaimedBatch]) -> list[list[ClaimedBatch]]:
+        """Batches within the budget, in order: they were claimed by the tokens of their prompts, and teachers' prompts
+        may be longer."""
+        forwards: list[list[ClaimedBatch]] = []
+        for batch in batches:
+            if not forwards or tokens_of([*forwards[-1], batch]) > self._budget:
+                forwards.append([])
+            forwards[-1].append(batch)
+        return forwards
 
     def _score(self, forwards: Sequence[Sequence[Job]]) -> None:
         for jobs in forwards:

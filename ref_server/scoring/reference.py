@@ -75,6 +75,11 @@ class Scores:
     teacher_logps: "list[np.ndarray | None] | None" = None
     likeliest: list[Likeliest] | None = None
 
+    @property
+    def by_teacher(self) -> list[np.ndarray]:
+        """Those of the groups that have a teacher."""
+        return [logps for logps in self.teacher_logps or () if logps is not None]
+
     def shares(self, sizes: Iterable[int]) -> "Iterator[Scores]":
         """Splits the scores: those of the first sizes[0] groups, of the next sizes[1], and so on."""
         for start, end in pairwise(accumulate(sizes, initial=0)):

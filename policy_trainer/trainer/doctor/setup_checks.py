@@ -4,7 +4,7 @@ import gc
 import platform
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -19,6 +19,7 @@ from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, UnusablePrompt, prompt_limit
 from policy_trainer.data.rendering import end_of_answer
 from policy_trainer.data.tasks.compatibility import check_compatibility
+from policy_trainer.data.teacher_prompts import with_teacher_prompt
 from policy_trainer.reporting.tracking import refuse_missing
 from policy_trainer.rollout.sampling.engines import check_engine
 from policy_trainer.trainer.doctor.findings import Finding, Subject, ok, warning, wrong
@@ -201,13 +202,12 @@ def prompts(subject: Subject) -> Iterator[Finding]:
     for remark in check_compatibility(config, subject.task, subject.tokenizer, subject.outline):
         yield warning(remark.seen, remark.remedy)
     encoder, limit = subject.encoder, prompt_limit(subject.outline, config)
+    template = config.data.teacher_prompt_template
     made = [(problem, encoder.encode(problem)) for problem in subject.drawn if _is_usable(encoder, problem)]
     if not made:  # later ones are usable
         yield from _lengths(subject, limit)
         return
     first, encoded = made[0]
-    text = repr(subject.tokenizer.decode(encoded.unexpanded_ids))
-    shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
     ways = [encoder.way(problem) for problem, _ in made]
     others = "" if len(set(ways)) == 1 else f"; the next: {', '.join(ways[1:])}"
     if encoder.in_chat(first) and not encoder.opens_answer(first):
@@ -215,10 +215,21 @@ def prompts(subject: Subject) -> Iterator[Finding]:
             "the chat template writes nothing for add_generation_prompt: the model may go on with the question",
             f"correct the chat template, or give {spell_setting('data.prompt_style', 'plain')}",
         )
-    yield ok(f"the first goes {ways[0]}{others}: {shown}")
+    yield ok(f"the first goes {ways[0]}{others}: {_shown(subject, encoded.unexpanded_ids)}")
+    if template is not None:
+        try:
+            read = with_teacher_prompt(encoded, first, template, encoder).teacher_ids
+            yield ok(f"the teacher reads in its place: {_shown(subject, read)}")
+        except UnusablePrompt as error:
+            yield wrong(error.problem, error.remedy)
     if any(prompt.images for _, prompt in made):
         yield ok("; ".join(_pictures(prompt) for _, prompt in made))
     yield from _lengths(subject, limit)
+
+
+def _shown(subject: Subject, ids: Sequence[int]) -> str:
+    text = repr(subject.tokenizer.decode(list(ids)))
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
 
 def _is_usable(encoder: PromptEncoder, problem: Problem) -> bool:

@@ -51,7 +51,7 @@ def check_reference(reference: ModelInfo, config: TrainConfig) -> None:
     if reference.name is None and config.scored_by_server:
         raise UserError(
             "server: it has no model (`--no-model`), and distillation needs a teacher",
-            "start it with: `ref-server serve --model TEACHER`",
+            f"start it with: `ref-server serve --model {config.model if config.teaches_itself else 'TEACHER'}`",
         )
     another = config.loss.distillation and not config.teaches_itself
     if another and config.penalised_by_server and reference.teacher is None:
@@ -127,11 +127,11 @@ def check_first_kl(config: TrainConfig, reference: ModelInfo, dtype: str, kl: fl
     Raises RunFailed if the reference is not the model that the policy begins as, and must be.
     """
     measured = f"{kl:.2g} nats a token (from rounding: {noise_floor:.1g})"
-    if not config.loss.beta:
+    if not config.loss.beta and (reference.teacher is not None or not config.teaches_itself):
         # Without a penalty the server's only model is the teacher of a distillation: another one on purpose.
-        only_teacher = config.loss.distillation and reference.teacher is None and not config.teaches_itself
+        only_teacher = config.loss.distillation and reference.teacher is None
         return f"KL to the teacher before the first update: {measured}" if only_teacher else None
-    if config.reference.source == "adapter-off":  # the adapters change nothing at first
+    if config.loss.beta and config.reference.source == "adapter-off":  # the adapters change nothing at first
         return f"the reference is the policy without its adapters; KL before the first update: {kl:.2g} nats a token"
     text = f"KL to the reference before the first update: {measured}"
     if config.expect_reference == "different":

@@ -129,7 +129,7 @@ class BatchCheck:
 
     vocabulary: rows of the policy's embedding. context: most tokens of a row; None where the model has no bound.
     reference: the source of its log-probs. weights: of the rewards, by name. vision: how the policy takes images; None
-    if it takes none.
+    if it takes none. teacher_prompts: whether the run's teacher reads other prompts than the policy.
 
     A server with a model has checked ids, lengths and images. A server without one cannot check them.
     """
@@ -140,11 +140,13 @@ class BatchCheck:
     reference: ReferenceSource = "server"
     weights: PartWeights = field(default_factory=dict)
     vision: Vision | None = None
+    teacher_prompts: bool = False
 
     @classmethod
     def of(cls, model: PreTrainedModel, config: TrainConfig, weights: PartWeights) -> Self:
         source, vision = config.reference.source, vision_of(model)
-        return cls(config.loss, embedding_rows(model), context_length(model), source, weights, vision)
+        shown = config.data.teacher_prompt_template is not None
+        return cls(config.loss, embedding_rows(model), context_length(model), source, weights, vision, shown)
 
     def refusal(self, batch: Batch) -> str | None:
         """Why the batch cannot be trained on; None if it can."""
@@ -159,4 +161,8 @@ class BatchCheck:
             return str(error)
         if self.context is not None and group.longest_row > self.context:
             return f"it has a row of {group.longest_row} tokens; the policy's context is {self.context}"
+        if self.teacher_prompts and group.teacher_prompt_ids is None:
+            return (
+                "it has no teacher_prompt_ids, which data.teacher_prompt_template needs: its worker lacks that setting"
+            )
         return missing_input(batch, self.loss, self.reference, self.weights)

@@ -92,6 +92,11 @@ class TestRefusals:
             (TrainConfig, TEACHES_ITSELF, "data.teacher_prompt_template: no teacher would read it"),
             (
                 TrainConfig,
+                [*DISTILL, "--data.teacher-prompt-template", ""],
+                "data.teacher_prompt_template: it must contain {prompt}; got ''",
+            ),
+            (
+                TrainConfig,
                 ["--data.teacher-prompt-template", "{prompt}"],
                 "data.teacher_prompt_template: it must contain {privileged_context}",
             ),

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from policy_trainer.config import PromptConfig
 from policy_trainer.data.problem import Problem
-from policy_trainer.data.prompts import PromptEncoder, UnusablePrompt
+from policy_trainer.data.prompts import EncodedPrompt, PromptEncoder, PromptTooLong, UnusablePrompt
 from policy_trainer.data.teacher_prompts import with_teacher_prompt
 
 TEMPLATE = "{prompt} like {privileged_context}."
@@ -53,6 +53,26 @@ def test_without_a_template_the_teacher_reads_the_prompt(tokenizer: PreTrainedTo
     encoder = PromptEncoder(tokenizer, PromptConfig())
     prompt = encoder.encode(PROBLEM)
     assert with_teacher_prompt(prompt, PROBLEM, None, encoder) is prompt and not prompt.teacher_ids
+
+
+def test_the_limit_of_prompts_is_the_teachers_too(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder = PromptEncoder(tokenizer, PromptConfig(), limit=12)
+    words = "^--data.teacher-prompt-template: rows.jsonl, line 3: a prompt has 20 tokens and may have 12: "
+    with pytest.raises(PromptTooLong, match=words):
+        with_teacher_prompt(encoder.encode(PROBLEM), PROBLEM, TEMPLATE, encoder)
+
+
+def test_pictures_keep_their_places(tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder, seen = PromptEncoder(tokenizer, PromptConfig()), replace(PROBLEM, images=(b"",))
+    for changes, template in (
+        ({"messages": ({"role": "user", "content": "<image>what?"},)}, "{prompt}{prompt}{privileged_context}"),
+        (
+            {"extras": {"privileged_context": "<image>"}, "messages": ({"role": "user", "content": "<image>"},)},
+            TEMPLATE,
+        ),
+    ):
+        with pytest.raises(UnusablePrompt, match=r"line 3: --data\.teacher-prompt-template repeats the places of pict"):
+            with_teacher_prompt(EncodedPrompt([1]), replace(seen, **changes), template, encoder)
 
 
 @pytest.mark.parametrize(

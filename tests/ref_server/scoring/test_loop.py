@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,24 @@ def test_a_request_larger_than_a_forward_is_scored_by_itself(
     loop.start()
     assert all(answer.result(20) for answer in answers)
     assert recorded.forwards == [[1], [2], [3]]
+
+
+def test_batches_whose_teacher_reads_more_share_fewer_forwards(
+    loop_of: Any, reference: Reference, queue: Queue, named: Rollout
+) -> None:
+    """Ten batches of ten tokens are claimed together; with a teacher's prompt of 70 two of them fill a forward."""
+    recorded = reference()
+    loop = loop_of(recorded, queue)
+    batches = [named(first) for first in range(1, 11)]
+    teacher_prompt = np.full(70, 3, np.int64)
+    batches[3:] = [
+        replace(batch, group=replace(batch.group, teacher_prompt_ids=teacher_prompt)) for batch in batches[3:]
+    ]
+    put(queue, *batches)
+    loop.start()
+    for batch in batches:
+        settled(queue, batch)
+    assert recorded.forwards == [[1, 2, 3, 4], [5, 6], [7, 8], [9, 10]]
 
 
 # Failures

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from policy_trainer.config import LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
+from policy_trainer.config import DataConfig, LoraConfig, LossConfig, ReferenceConfig, SamplingConfig, TrainConfig
 from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.trainer.queue_client.matching import (
     check_first_kl,
@@ -47,6 +47,7 @@ def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrained
 
 
 DISTILL = {"advantage": "distill"}
+SHOWN = {"teacher_prompt_template": "{prompt}{privileged_context}"}
 APART = {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}
 
 
@@ -59,6 +60,7 @@ APART = {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}
         ({"loss": {"beta": 0}}, {}, None),
         (APART, {}, None),
         ({"loss": {**DISTILL, "beta": 0}}, {}, "it has no model .*serve --model TEACHER`$"),
+        ({"loss": {**DISTILL, "beta": 0}, "data": SHOWN}, {}, "it has no model .*serve --model mine`$"),
         (
             {"loss": DISTILL},
             {"name": "ref"},
@@ -66,7 +68,7 @@ APART = {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}
         ),
         ({"loss": {**DISTILL, "beta": 0}}, {"name": "ref"}, None),
         ({"loss": DISTILL}, {"name": "ref", "teacher": "wise"}, None),
-        ({"loss": DISTILL, "data": {"teacher_prompt_template": "{prompt}{privileged_context}"}}, {"name": "ref"}, None),
+        ({"loss": DISTILL, "data": SHOWN}, {"name": "ref"}, None),
     ],
 )
 def test_the_server_has_the_models_that_the_loss_needs(
@@ -189,6 +191,14 @@ def test_so_is_one_that_was_trained_a_little(make_tiny: Make, make_scored: Make)
         ({"expect_reference": "different"}, "KL to the reference before the first update: "),
         ({"loss": LossConfig(beta=0)}, None),
         ({"loss": LossConfig(beta=0, advantage="distill"), "teacher": "t"}, "KL to the teacher before the first"),
+        (
+            {
+                "loss": LossConfig(beta=0, advantage="distill"),
+                "data": DataConfig(**SHOWN),
+                "expect_reference": "different",
+            },
+            "KL to the reference before the first update: ",
+        ),
         ({"lora": LoraConfig(rank=2), "reference": ReferenceConfig(source="adapter-off")}, "the reference is the pol"),
     ],
 )
@@ -197,3 +207,11 @@ def test_another_model_on_purpose_or_without_a_penalty_is_not(
 ) -> None:
     got = check(make_tiny(), make_tiny(seed=1), make_scored, **settings)
     assert got is message is None or (got and message and got.startswith(message))
+
+
+def test_a_policy_that_teaches_itself_begins_as_the_servers_model(make_tiny: Make, make_scored: Make) -> None:
+    """Also without a penalty."""
+    settings = {"loss": LossConfig(beta=0, advantage="distill"), "data": DataConfig(**SHOWN)}
+    assert "begins as the reference" in str(check(make_tiny(), make_tiny(), make_scored, **settings))
+    with pytest.raises(RunFailed):
+        check(make_tiny(), make_tiny(seed=1), make_scored, **settings)

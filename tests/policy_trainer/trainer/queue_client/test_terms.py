@@ -11,6 +11,7 @@ from policy_trainer.processes.lifecycle.endings import RunFailed
 from policy_trainer.trainer.queue_client.terms import BatchCheck, LeaseRefusals, LeaseTerms
 from shared.api import Order
 from shared.client import RefServerError
+from shared.settings import from_values
 from tests.shared.logprobs.families import make
 from tests.shared.logprobs.vision_families import make_vision, with_images
 
@@ -77,6 +78,17 @@ def test_the_body_of_a_lease_request() -> None:
     assert (body.order, body.wait_seconds, body.lease_seconds) == (Order.FRESHEST, 2, 30)
     assert body.incarnation == terms.at(8, wait_seconds=2).incarnation
     assert body.incarnation != LeaseTerms("trainer", "ours", 3, 4, 30).incarnation, "each process has its own"
+
+
+def test_a_teacher_that_reads_more_needs_its_prompt(make_scored: Any) -> None:
+    """Otherwise it would read the policy's."""
+    data = {"teacher_prompt_template": "{prompt}{privileged_context}"}
+    loss = {"advantage": "distill", "beta": 0}
+    check = BatchCheck.of(make("qwen2"), from_values(TrainConfig, model="m", loss=loss, data=data), {})
+    plain = make_scored([3, 4], [[5] * 4] * 4, range(4), ref_logps=[-1.0] * 16)
+    assert str(check.refusal(plain)).startswith("it has no teacher_prompt_ids, which data.teacher_prompt_template")
+    shown = replace(plain, group=replace(plain.group, teacher_prompt_ids=np.array([3])))
+    assert check.refusal(replace(shown, teacher_logps=plain.ref_logps)) is None
 
 
 def test_images_must_fit_the_policy(make_scored: Any) -> None:
