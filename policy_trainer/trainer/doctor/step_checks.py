@@ -279,7 +279,7 @@ def full_step(subject: Subject) -> Iterator[Finding]:
         return
     largest = config.sampling.num_generations * config.sampling.max_completion_length
     yield ok(f"{seen}; the longest group has {largest} completion tokens")
-    if len({item.reward for item in subject.group.completions}) == 1:
+    if config.loss.needs_variance and len({item.reward for item in subject.group.completions}) == 1:
         reward = subject.group.completions[0].reward
         yield ok(
             f"all its rewards are {reward:.3g}, so nothing was learned from this group; a run drops such groups, which "
