@@ -72,7 +72,7 @@ class Scores:
     logps: list[np.ndarray]
     reference_version: int
     splits: int = 0
-    teacher_logps: "list[np.ndarray | None] | None" = None
+    teacher_logps: "Sequence[np.ndarray | None] | None" = None
     likeliest: list[Likeliest] | None = None
 
     @property

@@ -86,4 +86,4 @@ class ReplicaWithTeacher:
     def score(self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, likeliest: bool = False) -> Scores:
         scores = self._reference.score([group.for_reference() for group in groups], temperatures, likeliest=likeliest)
         by_teacher = self._teacher.score([group.for_teacher() for group in groups], temperatures)
-        return replace(scores, splits=scores.splits + by_teacher.splits, teacher_logps=[*by_teacher.logps])
+        return replace(scores, splits=scores.splits + by_teacher.splits, teacher_logps=by_teacher.logps)

@@ -3,6 +3,7 @@ each shows of it. In the environment of `make test-clients`, in an empty directo
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,7 @@ def write(first: int, last: int) -> None:
 
 
 def in_mlflow() -> dict[str, Any]:
-    import mlflow
-
+    mlflow: Any = import_module("mlflow")
     client = mlflow.MlflowClient()
     (run,) = mlflow.search_runs(experiment_names=["tandem"], output_format="list")
     history = client.get_metric_history(run.info.run_id, "train/kl")
@@ -46,9 +46,7 @@ def in_mlflow() -> dict[str, Any]:
 
 
 def in_trackio() -> dict[str, Any]:
-    from trackio.sqlite_storage import SQLiteStorage
-
-    logs = SQLiteStorage.get_logs("tandem", "a run")
+    logs = import_module("trackio.sqlite_storage").SQLiteStorage.get_logs("tandem", "a run")
     return {"kl": [(each["step"], each["train/kl"]) for each in logs if "train/kl" in each]}
 
 

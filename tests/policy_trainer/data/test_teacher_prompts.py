@@ -23,7 +23,7 @@ def read_by_teacher(
     prompt = encoder.encode(problem)
     again = with_teacher_prompt(prompt, problem, template, encoder)
     assert again.ids == prompt.ids, "the policy reads what it did before"
-    return str(tokenizer.decode(again.teacher_ids))
+    return str(tokenizer.decode(list(again.teacher_ids)))
 
 
 def test_it_takes_the_place_of_the_last_message_of_a_user(tokenizer: PreTrainedTokenizerFast) -> None:

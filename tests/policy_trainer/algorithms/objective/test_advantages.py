@@ -125,7 +125,8 @@ class TestOptimalTokenBaseline:
     def of(self, norms: Sequence[float], mask: Sequence[bool] | None = None, **fields: Any) -> list[float]:
         """Rewards 1, 0 and NaN; 3, 2 and 1 tokens."""
         rewards, lengths = np.array([1.0, 0.0, NAN], np.float32), np.array([3, 2, 1])
-        config = LossConfig(advantage="optimal_token_baseline", **({"beta": 0} if not fields else fields["loss"]))
+        settings = {"advantage": "optimal_token_baseline", **fields.get("loss", {"beta": 0})}
+        config = LossConfig.model_validate(settings)
         group = make_group(
             rewards, lengths, gradient_norms=np.array(norms), loss_mask=None if mask is None else np.array(mask),
             kl_penalty=fields.get("kl_penalty"),

@@ -47,7 +47,7 @@ def test_the_same_vocabulary_and_tokenizer(make_tiny: Any, tokenizer: PreTrained
 
 
 DISTILL = {"advantage": "distill"}
-SHOWN = {"teacher_prompt_template": "{prompt}{privileged_context}"}
+SHOWN: dict[str, Any] = {"teacher_prompt_template": "{prompt}{privileged_context}"}
 APART = {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}
 
 
