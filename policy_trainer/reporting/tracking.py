@@ -23,6 +23,8 @@ from shared.settings.names import flat_settings
 # The project in trackio and W&B and the experiment in MLflow, unless TRACKIO_PROJECT, WANDB_PROJECT or
 # MLFLOW_EXPERIMENT_NAME names another.
 _PROJECT = "tandem"
+# How long a tracker rests after a failure, in durations of the call that failed.
+_REST = 10
 # Parameters of one request to MLflow, at most.
 _MLFLOW_PARAMETERS = 100
 # What MLflow refuses in names.
@@ -168,14 +170,15 @@ TRACKERS: Mapping[str, Callable[[TrainConfig, int], Tracker]] = {
 
 
 class SafeTracker:
-    """A tracker whose failure does not end training. It is reported, and nothing more is sent: each attempt could take
-    minutes."""
+    """A tracker whose failures do not end training. The first failure is reported. After each it rests for ten times as
+    long as the failed call took: a library may try for minutes to reach its server."""
 
     def __init__(self, name: str, tracker: Tracker, note: Callable[[str], None]) -> None:
         self._name = name
         self._tracker = tracker
         self._note = note
         self._failed = False
+        self._rests_until = 0.0
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._try(lambda: self._tracker.write(record))
@@ -187,12 +190,14 @@ class SafeTracker:
         self._try(self._tracker.close)
 
     def _try(self, work: Callable[[], None]) -> None:
-        if self._failed:
+        if (began := time.monotonic()) < self._rests_until:
             return
         try:
             work()
         except Exception as error:  # a library or network failed; RUN_DIR has every record
-            self._note(f"{self._name} failed; the run continues without it: {error}")
+            self._rests_until = time.monotonic() + _REST * (time.monotonic() - began)
+            if not self._failed:
+                self._note(f"{self._name} failed; the run continues without it: {error}")
             self._failed = True
 
 

@@ -8,7 +8,7 @@ import math
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -169,6 +169,22 @@ class TestFailures:
         trackers.close()
         assert kept == [STEP, EVALUATION, "closed"]
         assert notes == ["wandb failed; the run continues without it: nobody answers"]
+
+    def test_a_tracker_that_fails_slowly_rests(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A library that tries for 240 s would otherwise hold up every step."""
+        now, calls = [0.0], []
+        monkeypatch.setattr("policy_trainer.reporting.tracking.time.monotonic", lambda: now[0])
+
+        def write(record: Any) -> None:
+            calls.append(now[0])
+            now[0] += 240
+            raise ConnectionError("nobody answers")
+
+        tracker = SafeTracker("mlflow", cast(Any, SimpleNamespace(write=write)), lambda text: None)
+        for later in (0.0, 300.0, 2639.0, 2641.0):
+            now[0] = later
+            tracker.write(STEP)
+        assert calls == [0.0, 2641.0]
 
     def test_a_package_that_is_missing_is_refused_with_the_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         refuse_missing(["tensorboard"])
