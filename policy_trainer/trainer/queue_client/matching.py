@@ -62,6 +62,13 @@ def check_reference(reference: ModelInfo, config: TrainConfig) -> None:
             f"penalty, by its model as the teacher: {spell_setting('loss.beta', 0)}",
         )
 
+    if config.reference.sync_steps and not config.penalised_by_server and reference.teacher is not None:
+        raise UserError(
+            f"reference.sync_steps: the server has a teacher of its own, {reference.teacher}, so nothing uses its "
+            "reference",
+            f"start it without `--teacher`, or set {spell_setting('reference.sync_steps', 0)}",
+        )
+
 
 def check_models_match(
     reference: ModelInfo, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str

@@ -51,6 +51,14 @@ SHOWN: dict[str, Any] = {"teacher_prompt_template": "{prompt}{privileged_context
 APART = {"lora": {"rank": 2}, "reference": {"source": "adapter-off"}}
 
 
+def test_a_reference_that_nothing_uses_is_not_renewed() -> None:
+    renewed = {"loss": {**DISTILL, "beta": 0}, "data": SHOWN, "reference": {"sync_steps": 2, "snapshot_root": "s"}}
+    config = from_values(TrainConfig, model="mine", server="http://far:8400", **renewed)
+    check_reference(described(name="mine"), config)
+    with pytest.raises(UserError, match=r"^reference\.sync_steps: the server has a teacher of its own, wise, so "):
+        check_reference(described(name="mine", teacher="wise"), config)
+
+
 @pytest.mark.parametrize(
     ("settings", "server", "words"),
     [
