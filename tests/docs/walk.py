@@ -288,6 +288,8 @@ def _write_problems(place: Path) -> None:
     sums = [{"prompt": f"{a}+{a + 1}=?", "answer": str(2 * a + 1)} for a in range(40)]
     (place / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in sums))
     (place / "prompts.jsonl").write_text("".join(json.dumps({"prompt": problem["prompt"]}) + "\n" for problem in sums))
+    shown = [{"prompt": problem["prompt"], "privileged_context": problem["answer"]} for problem in sums]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shown))
 
 
 def _write_gsm8k(place: Path) -> None:
