@@ -115,10 +115,9 @@ class LossConfig(Surrogates):
         Travel.PUBLISHED,
         InHelp("replay"),
     ] = "outcome"
-    """How rewards become advantages: GRPO with one reward per completion (outcome) or per step (process), Dr. GRPO,
-    RLOO, REINFORCE++, GDPO, which normalises each reward separately, MaxRL, which divides by the mean reward, or the
-    optimal token baseline, which differs from token to token and costs one or two more forward passes a step.
-    distill: a teacher's log-probs instead of rewards. Or module:name, your own function (docs/pieces.md)."""
+    """How rewards become advantages (docs/mathematics.md): outcome and process are GRPO with one reward per completion,
+    or per step; distill takes a teacher's log-probs instead of rewards. Or module:name, your own function
+    (docs/pieces.md)."""
     distillation_coef: float | None = Field(default=None, ge=0)
     """Weight of the teacher: the advantage of each token is lowered by this times (old log-prob - the teacher's).
     Default: 1 with advantage distill, else 0, which needs no teacher."""
