@@ -100,6 +100,11 @@ class TokenGroup:
         """P + C: the tokens of a forward pass that computes the prompt once."""
         return len(self.prompt_ids) + len(self.completion_ids)
 
+    @property
+    def longest_prompt(self) -> int:
+        """P, or P' if a teacher reads a longer prompt."""
+        return max(len(self.prompt_ids), 0 if self.teacher_prompt_ids is None else len(self.teacher_prompt_ids))
+
     def for_reference(self) -> "TokenGroup":
         """The group as the reference reads it."""
         return self if self.teacher_prompt_ids is None else replace(self, teacher_prompt_ids=None)
@@ -109,10 +114,6 @@ class TokenGroup:
         if self.teacher_prompt_ids is None:
             return self
         return replace(self, prompt_ids=self.teacher_prompt_ids, teacher_prompt_ids=None)
-
-    def forwards(self) -> "list[TokenGroup]":
-        """As the reference reads it, and if a teacher reads another prompt, as that does."""
-        return [self] if self.teacher_prompt_ids is None else [self.for_reference(), self.for_teacher()]
 
     def check_ids(self, vocabulary: int, whose: str) -> None:
         """Raises BatchError unless every id lies in [0, vocabulary). whose: names the vocabulary in the message."""

@@ -101,7 +101,7 @@ class FrozenModel:
         assert self.info.vocabulary_size is not None
         group.check_ids(self.info.vocabulary_size, "the reference's vocabulary")
         check_size(group, self.info)
-        longest = max(each.longest_row for each in group.forwards())
+        longest = group.longest_prompt + int(group.completion_lengths.max())
         if self.info.context_length is not None and longest > self.info.context_length:
             raise TooLarge(
                 "completion_lengths",
@@ -109,8 +109,9 @@ class FrozenModel:
                 f"the model's context is {self.info.context_length}",
             )
         if self._vision is not None:
-            for each in group.forwards():
-                self._vision.check(each)
+            self._vision.check(group)
+            if group.teacher_prompt_ids is not None:
+                self._vision.check(group.for_teacher())
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -161,7 +161,7 @@ def _ids(name: str, values: Sequence[int]) -> np.ndarray:
 
 def most_tokens(group: TokenGroup) -> int:
     """The tokens of the larger of a group's forwards: its prompt, or its teacher's, and the completions."""
-    return max(each.tokens for each in group.forwards())
+    return group.longest_prompt + len(group.completion_ids)
 
 
 def prompts_of(group: TokenGroup) -> str:

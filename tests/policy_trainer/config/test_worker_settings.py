@@ -25,8 +25,8 @@ HOSTILE = (
 # and the names of parts of a dataset.
 _OF_A_SOURCE = ("columns.prompt", "columns.answer", "countdown.operators", "subset", "split", "eval_split")
 TEXTS = {
-    "data.system_prompt",
-    "data.teacher_prompt_template", "data.assistant_prefill", "data.chat_template_kwargs", "sampling.stop",
+    "data.system_prompt", "data.assistant_prefill", "data.chat_template_kwargs", "data.teacher_prompt_template",
+    "sampling.stop",
     *(f"{source}.{name}" for source in ("data", "data.mixture") for name in _OF_A_SOURCE),
 }  # fmt: skip
 REFUSED = {
