@@ -43,7 +43,7 @@ ROOMS = {
         "weights.adapters", "rewards", "data.tasks", "rollout.sampling", "rollout.environments", "algorithms.objective",
         "learner", "run_files", "learner.ranks", "weights.published", "reporting", "trainer.evaluation",
         "trainer.queue_client", "weights.reference", "rollout", "trainer", "trainer.doctor", "supervised",
-        "reporting.report", "cli.demo", "config.presets", "cli", "python_api", "trl", "__main__",
+        "reporting.report", "cli.demo", "config.presets", "cli", "cli.launch", "python_api", "trl", "__main__",
     ),
 }  # fmt: skip
 # Tops that the product never imports.

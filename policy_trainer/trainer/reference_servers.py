@@ -135,16 +135,9 @@ class InlineServer(ReferenceServer):
         token = configured or choose_token(self._directory, port)
         self.url = write_address(self._directory, port, None if configured else token)
         device = reference_device(config.reference.device, config.device)
-        size = config.sampling.num_generations
-        completions = size * config.sampling.max_completion_length
-        prompts = size if config.environment else 1  # `reset` may return different texts
         command = [
-            "serve", *_served(config), "--device", device, "--dtype", config.dtype, "--port", str(port),
-            "--fd", str(fd), "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
-            "--max-batch-tokens", str(prompts * config.data.max_prompt_length + completions),
-            *(["--scoring-tokens", "1"] if config.max_lag == 0 else []),  # each batch by itself: always the same bits
-            *([] if config.threads is None else ["--threads", str(config.threads)]),
-            *_limits(config, policy),
+            "serve", *serve_options(config, policy), "--device", device, "--port", str(port), "--fd", str(fd),
+            "--data-dir", str(data), "--snapshot-root", str(self.snapshot_root),
         ]  # fmt: skip
         secret = {"REF_SERVER_TOKEN": token}
         kept = self._lock.fileno(), fd
@@ -225,6 +218,22 @@ def reference_device(reference: str, policy: str) -> str:
     device = choose_device(policy)
     others = [index for index in range(torch.cuda.device_count()) if index != (device.index or 0)]
     return f"cuda:{others[-1]}" if device.type == "cuda" and others else str(device)
+
+
+def serve_options(config: TrainConfig, policy: PreTrainedModel | None) -> list[str]:
+    """Options of `ref-server serve` for a run: what it scores with, and limits that admit the run's batches.
+
+    policy: its shapes determine how large batches with pictures become; None if there are none."""
+    size = config.sampling.num_generations
+    completions = size * config.sampling.max_completion_length
+    prompts = size if config.environment else 1  # `reset` may return different texts
+    return [
+        *_served(config), "--dtype", config.dtype,
+        "--max-batch-tokens", str(prompts * config.data.max_prompt_length + completions),
+        *(["--scoring-tokens", "1"] if config.max_lag == 0 else []),  # each batch by itself: always the same bits
+        *([] if config.threads is None else ["--threads", str(config.threads)]),
+        *_limits(config, policy),
+    ]  # fmt: skip
 
 
 def _models(config: TrainConfig) -> dict[str, str]:

@@ -22,8 +22,8 @@ class Postgres:
     """One cluster: its data in `directory`, listening on 127.0.0.1 only."""
 
     def __init__(self, directory: Path, *, settings: tuple[str, ...] = ()) -> None:
-        self._bin = _binaries()
-        self._user = _unprivileged()
+        self._bin = binaries()
+        self._user = unprivileged()
         self._data = directory / "data"
         self._log = directory / "postgresql.log"
         self.port = free_port()
@@ -80,7 +80,7 @@ def postgres(*, settings: tuple[str, ...] = ()) -> Iterator[Postgres]:
         shutil.rmtree(directory)
 
 
-def _binaries() -> Path:
+def binaries() -> Path:
     """Debian keeps the server's programs out of the PATH, a folder for each version."""
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     on_path = shutil.which("initdb")
@@ -89,7 +89,7 @@ def _binaries() -> Path:
     return installed[-1].parent if installed else Path(str(on_path)).parent
 
 
-def _unprivileged() -> str | None:
+def unprivileged() -> str | None:
     """The user to run as instead of root, as which PostgreSQL refuses to run; None if we are not root."""
     if os.geteuid() != 0:
         return None

@@ -68,7 +68,9 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._event.is_set():
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return  # under Slurm, torchrun and the cluster each send a SIGTERM
         self._event.set()
         _say("\nstopping; press Ctrl-C again to stop at once\n")
 

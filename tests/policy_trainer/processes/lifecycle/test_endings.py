@@ -1,4 +1,4 @@
-"""Ctrl-C between steps, and a second one at once."""
+"""Ctrl-C and SIGTERM between steps, and a second Ctrl-C at once."""
 
 import io
 import signal
@@ -10,7 +10,7 @@ from policy_trainer.processes.lifecycle.endings import Stopped, StopRequest, sig
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_requests_a_stop_and_the_second_stops(number: signal.Signals) -> None:
+def test_the_first_signal_requests_a_stop_and_a_second_ctrl_c_stops(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop
@@ -19,8 +19,9 @@ def test_the_first_signal_requests_a_stop_and_the_second_stops(number: signal.Si
         assert stop
         with pytest.raises(Stopped):
             stop.check()
+        signal.raise_signal(signal.SIGTERM)  # no matter how often: torchrun and Slurm each send one
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(number) is before
 
 

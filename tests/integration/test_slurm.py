@@ -1,0 +1,186 @@
+"""`policy-trainer launch` on a real Slurm: jobs that are killed, requeued, stopped and submitted again."""
+
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from policy_trainer.__main__ import main
+from tests.harness.postgresql import PostgresMissing, binaries, unprivileged
+from tests.harness.processes import until
+from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of
+from tests.harness.server import Server
+from tests.harness.slurm import Slurm, SlurmMissing, slurm
+
+
+@pytest.fixture
+def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with PostgreSQL's programs, which root may call: they run as another user, in a namespace where that
+    user owns root's files."""
+    try:
+        programs = binaries()
+    except PostgresMissing as missing:
+        pytest.skip(str(missing))
+    directory, user = tmp_path_factory.mktemp("postgresql"), unprivileged()
+    prefix = ""
+    if user:
+        entry = pwd.getpwnam(user)
+        prefix = f"unshare --user --map-user={entry.pw_uid} --map-group={entry.pw_gid} "
+    for name in ("initdb", "pg_ctl"):
+        script = directory / name
+        script.write_text(f'#!/bin/sh\nexec {prefix}{programs / name} "$@"\n')
+        script.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+def cluster(postgresql: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
+    monkeypatch.setenv("PATH", f"{postgresql}{os.pathsep}{os.environ['PATH']}")
+    try:
+        with slurm(nodes=4) as started:
+            for name, value in started.variables.items():
+                monkeypatch.setenv(name, value)
+            yield started
+    except SlurmMissing as missing:
+        pytest.skip(str(missing))
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr("sys.argv", ["policy-trainer", "launch", "--slurm", *arguments])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert not ending.value.code
+
+
+def submitted(text: str) -> dict[str, str]:
+    """The ids of the jobs of each role."""
+    return {role: job for job, role in re.findall(r"(\d+) \((\w+)\)", text)}
+
+
+def logs(directory: Path) -> str:
+    return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in sorted(directory.glob("*.log")))
+
+
+class Steps:
+    """Waits for steps of a run whose jobs log into its directory `slurm`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def more(self, count: int) -> None:
+        begun = len(steps_of(self._run_dir))
+        self.until(lambda: len(steps_of(self._run_dir)) >= begun + count, f"{count} steps more")
+
+    def until(self, condition, what: str) -> None:
+        try:
+            until(condition, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{logs(self._run_dir / 'slurm')}") from None
+
+
+def check_batches(run_dir: Path, model: Path, directory: Path, postgresql: Path) -> None:
+    """Each batch of the run was trained once, says the queue, whose PostgreSQL is started once more."""
+    data = run_dir / "slurm" / "postgresql"
+    sockets = f"-c listen_addresses= -c unix_socket_directories={directory}"
+    log = directory / "postgresql.log"
+    subprocess.run([postgresql / "pg_ctl", "start", "-w", "-D", data, "-l", log, "-o", sockets], check=True)
+    try:
+        with Server(model, directory, "--store", f"postgresql://tandem@/postgres?host={directory}") as server:
+            assert_trained_exactly_once(server, run_dir)
+    finally:
+        subprocess.run([postgresql / "pg_ctl", "stop", "-D", data, "-m", "fast"], check=True)
+
+
+@pytest.mark.long
+def test_a_run_whose_jobs_are_killed_and_requeued(
+    random_model: Path, tmp_path: Path, cluster: Slurm, postgresql: Path, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A trainer of two ranks on two nodes, two workers, and a server. One after the other: the server's job, its
+    PostgreSQL included, is killed and requeued; a rank is killed; the trainer's time is nearly up; a worker is
+    requeued; the server is at another address. The run ends by itself, with each batch trained once."""
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "a place" / "run"
+    launch(
+        monkeypatch, "--nodes", "2", "--gpus-per-node", "0", "--workers", "2", "--sbatch=--cpus-per-task=2",
+        "--model", str(random_model), "--run-dir", "a place/run", "--max-steps", "140",
+        "--max-unrewarded-steps", "0", "--device", "cpu", *QUICK,
+    )  # fmt: skip
+    jobs, scripts, steps = submitted(capfd.readouterr().out), run_dir / "slurm", Steps(run_dir)
+    steps.more(6)
+
+    cluster.kill(jobs["server"])
+    steps.until(lambda: cluster.states()[jobs["server"]] not in ("RUNNING", "COMPLETING"), "the server's job to end")
+    cluster.call("scontrol", "requeue", jobs["server"])
+    steps.more(10)
+
+    cluster.kill(jobs["trainer"], "RANK=1")
+    steps.until(lambda: "failure 1 of 3" in (scripts / "trainer.log").read_text(), "the trainer's failure")
+    steps.more(10)
+
+    cluster.call("scancel", "--batch", "--signal=USR1", jobs["trainer"])
+    steps.until(lambda: "the time limit is near" in (scripts / "trainer.log").read_text(), "the trainer's requeueing")
+    assert "add --resume to continue" in (scripts / "trainer.log").read_text()  # it wrote a checkpoint
+    steps.more(10)
+
+    cluster.call("scontrol", "requeue", f"{jobs['workers']}_1")
+    steps.more(10)
+
+    port = (scripts / "server.url").read_text().strip().rpartition(":")[2]
+    (scripts / "server.url").write_text(f"http://127.0.0.1:{port}\n")
+    steps.until(lambda: "server has moved" in (scripts / "worker-0.log").read_text(), "the worker to notice it")
+
+    def ended() -> bool:
+        return all(state == "COMPLETED" for state in cluster.states().values())
+
+    steps.until(ended, "all jobs to end")
+    assert (scripts / "ended").read_text() == "finished\n"
+    assert (run_dir / "model").is_dir()
+    assert {record["step"] for record in steps_of(run_dir)} == set(range(1, 141))
+    check_batches(run_dir, random_model, tmp_path, postgresql)
+
+
+def test_a_run_that_is_stopped_and_submitted_again(
+    random_model: Path, tmp_path: Path, cluster: Slurm, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Without torchrun. Its jobs have no rights that they do not need."""
+    run_dir = tmp_path / "run"
+    launch(
+        monkeypatch, "--gpus-per-node", "0", "--model", str(random_model), "--run-dir", str(run_dir),
+        "--max-steps", "1000000", "--max-unrewarded-steps", "0", "--device", "cpu", *QUICK,
+    )  # fmt: skip
+    submitted(capfd.readouterr().out)
+    scripts, steps = run_dir / "slurm", Steps(run_dir)
+    steps.more(7)
+    (scripts / "ended").write_text("stopped\n")
+
+    def all_ended() -> bool:
+        return set(cluster.states().values()) == {"COMPLETED"}
+
+    steps.until(all_ended, "the jobs to end")
+    done = len(steps_of(run_dir))
+    assert sorted((run_dir / "checkpoints").iterdir())[-1].name == f"step-{done:08d}"
+
+    subprocess.run(["bash", scripts / "submit.sh"], check=True)
+    steps.more(3)
+    assert [record["step"] for record in steps_of(run_dir)][: done + 3] == list(range(1, done + 4))
+
+
+def test_a_run_whose_server_cannot_start_holds_no_nodes(
+    random_model: Path, tmp_path: Path, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "initdb").write_text("#!/bin/sh\necho the disk is full >&2\nexit 1\n")
+    (tmp_path / "initdb").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    run_dir = tmp_path / "run"
+    launch(monkeypatch, "--gpus-per-node", "0", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK)
+    steps = Steps(run_dir)
+    steps.until(lambda: not {"RUNNING", "PENDING"} & set(cluster.states().values()), "the jobs to end")
+    assert (run_dir / "slurm" / "ended").read_text().startswith("PostgreSQL could not be started")
+    assert "the disk is full" in (run_dir / "slurm" / "server.log").read_text()
+    assert cluster.states()["1"] == "FAILED"
