@@ -83,7 +83,7 @@ class Steps:
 
 
 def check_batches(run_dir: Path, model: Path, directory: Path, postgresql: Path) -> None:
-    """Each batch of the run was trained once, says the queue, whose PostgreSQL is started once more."""
+    """Checks in the queue, whose PostgreSQL is started again, that each batch was trained exactly once."""
     data = run_dir / "slurm" / "postgresql"
     sockets = f"-c listen_addresses= -c unix_socket_directories={directory}"
     log = directory / "postgresql.log"
@@ -101,8 +101,8 @@ def test_a_run_whose_jobs_are_killed_and_requeued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """A trainer of two ranks on two nodes, two workers, and a server. One after the other: the server's job, its
-    PostgreSQL included, is killed and requeued; a rank is killed; the trainer's time is nearly up; a worker is
-    requeued; the server is at another address. The run ends by itself, with each batch trained once."""
+    PostgreSQL included, is killed and requeued; a rank is killed; the trainer's time is nearly up; so is that of
+    a worker; the server is at another address. The run ends by itself, with each batch trained once."""
     monkeypatch.chdir(tmp_path)
     run_dir = tmp_path / "a place" / "run"
     launch(
@@ -127,7 +127,9 @@ def test_a_run_whose_jobs_are_killed_and_requeued(
     assert "add --resume to continue" in (scripts / "trainer.log").read_text()  # it wrote a checkpoint
     steps.more(10)
 
-    cluster.call("scontrol", "requeue", f"{jobs['workers']}_1")
+    cluster.call("scancel", "--batch", "--signal=USR1", f"{jobs['workers']}_1")
+    steps.until(lambda: "the time limit is near" in (scripts / "worker-1.log").read_text(), "the worker's requeueing")
+    assert cluster.states()[f"{jobs['workers']}_0"] == "RUNNING"
     steps.more(10)
 
     port = (scripts / "server.url").read_text().strip().rpartition(":")[2]
@@ -157,6 +159,8 @@ def test_a_run_that_is_stopped_and_submitted_again(
     submitted(capfd.readouterr().out)
     scripts, steps = run_dir / "slurm", Steps(run_dir)
     steps.more(7)
+    again = subprocess.run(["bash", scripts / "submit.sh"], check=False, capture_output=True, text=True)
+    assert again.returncode == 1 and "jobs of this run are in the queue" in again.stderr
     (scripts / "ended").write_text("stopped\n")
 
     def all_ended() -> bool:
@@ -169,6 +173,20 @@ def test_a_run_that_is_stopped_and_submitted_again(
     subprocess.run(["bash", scripts / "submit.sh"], check=True)
     steps.more(3)
     assert [record["step"] for record in steps_of(run_dir)][: done + 3] == list(range(1, done + 4))
+
+
+@pytest.mark.long
+def test_a_run_whose_trainer_is_cancelled_holds_no_nodes(
+    random_model: Path, tmp_path: Path, cluster: Slurm, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run_dir = tmp_path / "run"
+    launch(monkeypatch, "--gpus-per-node", "0", "--model", str(random_model), "--run-dir", str(run_dir), *QUICK)
+    jobs, steps = submitted(capfd.readouterr().out), Steps(run_dir)
+    steps.more(1)
+    cluster.call("scancel", jobs["trainer"])
+    steps.until(lambda: not {"RUNNING", "PENDING"} & set(cluster.states().values()), "the jobs to end")
+    assert (run_dir / "slurm" / "ended").read_text() == "the trainer's job has ended\n"
 
 
 def test_a_run_whose_server_cannot_start_holds_no_nodes(

@@ -1,8 +1,12 @@
 """`policy-trainer launch --slurm --dry-run`: what its scripts would run. tests/integration/test_slurm.py runs them."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from policy_trainer.cli.launch.slurm import launch
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import TrainConfig
+from policy_trainer.run_files.run_directory import RunDirectory
 from ref_server.access.keys import Role
 from ref_server.config import ServeConfig
 from shared.errors import UserError
@@ -52,8 +57,10 @@ def test_server_and_trainer_understand_their_arguments(model: str) -> None:
     places = {"$here/tokens": str(tokens), "$port": "8400", "$local_files/data": "data"}
     served = load_settings(ServeConfig, [places.get(word, word) for word in arguments], prog="it", schema=ServeConfig)
     assert served.model == model and served.host == "0.0.0.0"
-    trained = read_settings(TrainConfig, words(scripts["trainer.sbatch"], "train=(train"), "train")
+    assert words(scripts["trainer.sbatch"], "train=(train") == ["--config", "$here/config.toml", "--resume"]
+    trained = read_settings(TrainConfig, ["--config", "runs/it/slurm/config.toml", "--resume"], "train")
     assert trained.resume and trained.rollout == "external" and trained.max_steps == 7
+    assert trained.token_file == tokens.resolve().with_name("train.token")
     assert trained.data.system_prompt == "it's $HOME"
     assert served.max_batch_tokens >= trained.sampling.num_generations * trained.sampling.max_completion_length
     for name, role in (("upload", Role.UPLOAD), ("train", Role.TRAIN), ("admin", Role.ADMIN)):
@@ -62,14 +69,13 @@ def test_server_and_trainer_understand_their_arguments(model: str) -> None:
         assert principal is not None and principal.role is role
         assert principal.run == ("" if role is Role.ADMIN else "it") or principal.run is None
         assert file.stat().st_mode & 0o077 == tokens.stat().st_mode & 0o077 == 0
-    assert "upload.token" in scripts["workers.sbatch"] and "train.token" not in scripts["workers.sbatch"]
-    assert "train.token" in scripts["trainer.sbatch"] and "admin.token" not in scripts["trainer.sbatch"]
+    assert re.findall(r"\w+\.token", scripts["workers.sbatch"]) == ["upload.token"]
 
 
 def test_each_job_gets_the_gpus_that_it_uses(model: str) -> None:
     scripts = written(
         "--model", model, "--nodes", "2", "--gpus-per-node", "4", "--workers", "3", "--sampler", "vllm",
-        "--vllm.tensor-parallel-size", "2", "--sbatch=--partition=big", "--worker-sbatch=--partition=cheap",
+        "--vllm.tensor-parallel-size", "2", "--sbatch=--partition=big", "--workers-sbatch=--partition=cheap",
     )  # fmt: skip
     server, trainer, workers = (options(scripts[f"{role}.sbatch"]) for role in ("server", "trainer", "workers"))
     assert {"--nodes=1", "--gpus-per-node=1", "--partition=big"} <= server
@@ -95,25 +101,43 @@ def test_without_a_model_to_score_with_the_server_needs_no_gpu(model: str) -> No
 
 def test_renewing_the_reference_takes_an_admin_and_a_directory_of_snapshots(model: str) -> None:
     scripts = written("--model", model, "--loss.beta", "0.1", "--reference.sync-steps", "5")
-    assert "admin.token" in scripts["trainer.sbatch"]
-    snapshots = str(Path("runs/it/snapshots").resolve())
-    assert f"--snapshot-root {snapshots}" in scripts["server.sbatch"]
-    assert f"--reference.snapshot-root {snapshots}" in scripts["trainer.sbatch"]
+    trained = read_settings(TrainConfig, ["--config", "runs/it/slurm/config.toml"], "train")
+    assert trained.token_file is not None and trained.token_file.name == "admin.token"
+    assert trained.reference.snapshot_root == Path("runs/it/snapshots").resolve()
+    assert f"--snapshot-root {trained.reference.snapshot_root}" in scripts["server.sbatch"]
+
+
+def test_the_server_gets_the_device_that_the_reference_should_have(model: str) -> None:
+    assert "--device cuda:1" in written("--model", model, "--reference.device", "cuda:1")["server.sbatch"]
 
 
 def test_tokens_stay_when_the_scripts_are_written_again(model: str) -> None:
+    """Unless they are valid for another run."""
+    tokens = Path("runs/it/slurm/tokens")
     written("--model", model)
-    before = Path("runs/it/slurm/tokens").read_text()
+    before = tokens.read_text()
     written("--model", model)
-    assert Path("runs/it/slurm/tokens").read_text() == before
+    assert tokens.read_text() == before
+    written("--model", model, "--run", "other")
+    assert tokens.read_text() != before and "run=other" in tokens.read_text()
 
 
-def test_a_run_that_was_launched_before(model: str) -> None:
-    """Its config.toml has the server and the token that its jobs set."""
+def test_a_run_that_was_launched_before_can_be_resumed(model: str) -> None:
+    """Its config.toml has the URL of a server that is gone, and the token of its jobs."""
+    written("--model", model, "--max-steps", "5")
+    token_file = str(Path("runs/it/slurm/train.token").resolve())
+    began = read_settings(TrainConfig, ["--config", "runs/it/slurm/config.toml"], "train")
+    RunDirectory(Path("runs/it")).write_config(began.model_copy(update={"server": "http://node7:8412"}))
+    written("--resume")
+    trained = read_settings(TrainConfig, ["--config", "runs/it/slurm/config.toml"], "train")
+    assert trained.max_steps == 5 and trained.server == "inline" and str(trained.token_file) == token_file
+
+
+def test_settings_of_an_attempt_that_took_no_step_are_gone(model: str) -> None:
+    """The trainer's job resumes, and would take over from its config.toml what is no longer given."""
+    RunDirectory(Path("runs/it")).write_config(TrainConfig(model=model, max_lag=3))
     written("--model", model)
-    place = Path("runs/it/slurm").resolve()
-    (place / "server.url").write_text("http://node7:8412\n")
-    written("--model", model, "--server", "http://node7:8412", "--token-file", str(place / "train.token"))
+    assert read_settings(TrainConfig, ["--config", "runs/it/slurm/config.toml", "--resume"], "train").max_lag is None
 
 
 @pytest.mark.parametrize(
@@ -155,3 +179,103 @@ def test_without_sbatch(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="sbatch is not on PATH"):
         launch(["--slurm", "--run-dir", "runs/it", "--model", model])
     assert not Path("runs").exists()
+
+
+class Job:
+    """job.sh in a bash of its own, with Slurm's commands replaced by ones that write down how they are called."""
+
+    def __init__(self, directory: Path, body: str) -> None:
+        programs = directory / "programs"
+        programs.mkdir()
+        (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >>{directory}/called\n')
+        (programs / "scontrol").chmod(0o755)
+        written("--model", str(directory / "model"), "--gpus-per-node", "0")
+        self.scripts = Path("runs/it/slurm").resolve()
+        self._called = directory / "called"
+        text = f". {self.scripts}/job.sh\nprogress() {{ echo; }}\npause=0\n{body}\nsupervise\n"
+        variables = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+        environment = {**os.environ, **variables, "PATH": f"{programs}:{os.environ['PATH']}"}
+        self.process = subprocess.Popen(
+            ["bash", "-c", text], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def until_printed(self, text: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if text in line:
+                return
+        raise AssertionError(f"it ended without printing {text!r}")
+
+    def kill(self) -> None:
+        """Ends all its processes, if they have not ended yet."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def end(self) -> tuple[int, str]:
+        """The exit status, and how scontrol was called."""
+        self.process.wait(timeout=60)
+        return self.process.returncode, self._called.read_text() if self._called.exists() else ""
+
+
+StartJob = Callable[[str], Job]
+
+
+@pytest.fixture
+def start_job(model: str, tmp_path: Path) -> Iterator[StartJob]:
+    jobs: list[Job] = []
+
+    def start(body: str) -> Job:
+        jobs.append(Job(tmp_path, body))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+@pytest.mark.slow
+class TestJob:
+    """What the jobs have in common, without Slurm."""
+
+    def test_the_time_limit_is_near_while_it_waits_for_the_server(self, start_job: StartJob) -> None:
+        job = start_job("run_step() { echo ran; }\nfind_server")
+        job.until_printed("waiting for the reference server")
+        job.process.send_signal(signal.SIGUSR1)
+        job.until_printed("the time limit is near: the job is requeued")
+        assert job.end() == (143, "requeue 7_0\n")
+
+    def test_cancelled_between_two_attempts(self, start_job: StartJob) -> None:
+        job = start_job("pause=60\nrun_step() { exit 5; }")
+        job.until_printed("status 5, failure 1 of 3 without progress")
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end() == (5, "")
+
+    def test_a_step_that_does_not_end_is_killed(self, start_job: StartJob) -> None:
+        job = start_job("patience=1\nrun_step() { trap '' TERM; echo begun; while :; do sleep 0.1; done; }")
+        job.until_printed("begun")
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.end() == (128 + signal.SIGKILL, "requeue 7_0\n")
+
+    def test_it_gives_up_after_three_failures_in_a_row(self, start_job: StartJob) -> None:
+        job = start_job("run_step() { echo ran; exit 5; }")
+        for number in (1, 2, 3):
+            job.until_printed("ran")
+            job.until_printed(f"status 5, failure {number} of 3")
+        assert job.end() == (5, "")
+
+    def test_a_failure_after_progress_is_the_first(self, start_job: StartJob) -> None:
+        job = start_job("progress() { echo $SECONDS; }\nrun_step() { sleep 1; exit 5; }")
+        for _ in range(3):
+            job.until_printed("failure 1 of 3")
+        (job.scripts / "ended").write_text("stopped\n")
+        job.until_printed("the run has ended: stopped")
+        assert job.end() == (0, "")
+
+    def test_a_server_at_another_address(self, start_job: StartJob) -> None:
+        job = start_job('run_step() { echo "with $url"; exec sleep 60; }\nfind_server')
+        for port in (1, 2):
+            (job.scripts / "server.url").write_text(f"http://node:{port}\n")
+            job.until_printed(f"with http://node:{port}")
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end() == (143, "")

@@ -1,11 +1,29 @@
 #!/bin/bash
-# Submits the jobs of run {{ run }}: the server first, the trainer when that has begun, and the workers after the trainer.
-set -euo pipefail
+# Submits the jobs of run {{ run }}: the server, the trainer when that has begun, and the workers after the trainer.
+set -Eeuo pipefail
 cd {{ directory | quote }}
-rm -f ended server.url
-server=$(sbatch --parsable server.sbatch)
-trainer=$(sbatch --parsable --dependency=after:"${server%;*}" trainer.sbatch)
-workers=$(sbatch --parsable --dependency=after:"${trainer%;*}" workers.sbatch)
-echo "submitted the jobs ${server%;*} (server), ${trainer%;*} (trainer) and ${workers%;*} (workers); their logs are in $PWD"
-echo "to stop the run after the current step, with a checkpoint: echo stopped > $PWD/ended"
-echo "to stop it at once: scancel ${server%;*} ${trainer%;*} ${workers%;*}"
+
+# Those of an earlier submission, each with its role.
+if [ -e job_ids ] && squeue --me --noheader --format=%F | grep --quiet --word-regexp --file <(cut -d ' ' -f 1 job_ids); then
+  echo "jobs of this run are in the queue; wait for them, or: scancel $(cut -d ' ' -f 1 job_ids | xargs)" >&2
+  exit 1
+fi
+rm -f job_ids ended server.url
+# Of an allocation from which this may be called.
+mapfile -t of_allocation < <(compgen -e | grep -E '^(SLURM|SRUN)_' | grep -v '^SLURM_CONF$')
+unset "${of_allocation[@]}"
+
+trap 'if [ -e job_ids ]; then scancel $(cut -d " " -f 1 job_ids); fi' ERR
+submit() {  # the role, then options
+  local answer
+  answer=$(sbatch --parsable "${@:2}" "$1.sbatch")
+  echo "${answer%;*} $1" >>job_ids
+}
+id_of() { sed -n "s/ $1$//p" job_ids; }
+submit server
+submit trainer --dependency=after:"$(id_of server)"
+submit workers --dependency=after:"$(id_of trainer)"
+
+echo "submitted the jobs $(id_of server) (server), $(id_of trainer) (trainer) and $(id_of workers) (workers); their logs are in $PWD"
+echo "to stop the run after the current step, with a checkpoint: echo stopped > ${PWD@Q}/ended"
+echo "to stop it at once: scancel $(cut -d ' ' -f 1 job_ids | xargs)"
