@@ -48,7 +48,7 @@ class MetricsFile:
             self._file.write(json.dumps(without_nan(record)) + "\n")
             self._file.flush()
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         with suppress(OSError):  # what could not be written is tried again, and was told before
             self._file.close()
 

@@ -78,7 +78,7 @@ class ServerMetrics:
         for record in samples_records(groups):
             self.write(record)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Sends the rest, for some seconds at most."""
         self._closing.set()
         with self._changed:

@@ -37,7 +37,9 @@ class Recorder(Protocol):
         """Takes a record of metrics.jsonl; docs/metrics.md explains every name."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, *, failed: bool = False) -> None:
+        """failed: the run ends with an error."""
+        ...
 
 
 class Tracker(Recorder, Protocol):
@@ -63,7 +65,7 @@ class TensorBoard:
     def write_samples(self, groups: Sequence[SampledGroup]) -> None:
         self._writer.add_text(_samples_name(groups), markdown(groups), groups[0].step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._writer.close()
 
 
@@ -95,8 +97,8 @@ class Wandb:
         columns, data = columns_and_rows(groups)
         self._run.log({_samples_name(groups): self._table(columns=columns, data=data), "step": groups[0].step})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, *, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 class Trackio:
@@ -122,7 +124,7 @@ class Trackio:
         frame = import_module("pandas").DataFrame(data, columns=columns)  # trackio itself needs pandas
         self._run.log({_samples_name(groups): self._table(dataframe=frame)}, step=groups[0].step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._run.finish()
 
 
@@ -155,8 +157,8 @@ class MLflow:
     def write_samples(self, groups: Sequence[SampledGroup]) -> None:
         self._client.log_text(self._run, markdown(groups), f"{_samples_name(groups)}-{groups[0].step}.md")
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    def close(self, *, failed: bool = False) -> None:
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
 # By their names in `report_to`, which are also the names of the packages. A tracker is made from the settings and the
@@ -186,8 +188,8 @@ class SafeTracker:
     def write_samples(self, groups: Sequence[SampledGroup]) -> None:
         self._try(lambda: self._tracker.write_samples(groups))
 
-    def close(self) -> None:
-        self._try(self._tracker.close)
+    def close(self, *, failed: bool = False) -> None:
+        self._try(lambda: self._tracker.close(failed=failed))
 
     def _try(self, work: Callable[[], None]) -> None:
         if (began := time.monotonic()) < self._rests_until:
@@ -211,9 +213,9 @@ class Trackers:
         for tracker in self._trackers:
             tracker.write(record)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         for tracker in self._trackers:
-            tracker.close()
+            tracker.close(failed=failed)
 
 
 def refuse_missing(names: Sequence[str]) -> None:

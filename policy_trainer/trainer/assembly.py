@@ -97,7 +97,11 @@ def build_trainer(
             policy.learner.restore_bonus(files.state.entropy_coef, files.state.last_entropy)
     stop.check()
     reporters = _make_reporters(config, server.url, files, policy, display, console, observer)
-    stack.callback(reporters.metrics.close)
+
+    @stack.push
+    def close_reporters(kind: type[BaseException] | None, *_: object) -> None:
+        reporters.metrics.close(failed=kind is not None)
+
     display.start()  # after the trackers, one of which may ask for a login
     client = connect(config, server.url, outage)
     stack.callback(client.close)

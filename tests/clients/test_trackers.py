@@ -28,7 +28,7 @@ def test_a_resumed_run_is_one_run_with_every_number(tmp_path: Path) -> None:
         "kl": sorted([*first, again]),
         "names": ["train/kl", "train/reward/über_"],
         "beta": "0.04",
-        "status": "FINISHED",
+        "statuses": ["FAILED", "FINISHED"],
         "name": "a run",
         "samples": seen["mlflow"]["samples"],
     }

@@ -1,5 +1,5 @@
-"""Writes a run of six steps, and its resumption after the fourth, to the trackers themselves. seen.json then has what
-each shows of it. In the environment of `make test-clients`, in an empty directory."""
+"""Writes a run of six steps, which then fails, and its resumption after the fourth, to the trackers themselves.
+seen.json then has what each shows of it. In the environment of `make test-clients`, in an empty directory."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SAMPLED = SampledGroup(3, "train", "b", "t", 7, "6*7=?", "42", (COMPLETION,))
 NAMES = ["mlflow", "trackio", "wandb"]
 
 
-def write(first: int, last: int) -> None:
+def write(first: int, last: int, *, failed: bool) -> None:
     config = from_values(TrainConfig, model="m", run="a run", run_dir=Path.cwd(), report_to=NAMES)
     notes: list[str] = []
     trackers = start_trackers(config, first, notes.append)
@@ -26,20 +26,25 @@ def write(first: int, last: int) -> None:
             tracker.write({"kind": "step", "step": step, "kl": float(first + step), "reward/über+": 1.0})
     for tracker in trackers:
         tracker.write_samples([SAMPLED])
-        tracker.close()
+        tracker.close(failed=failed)
     assert not notes, notes
 
 
-def in_mlflow() -> dict[str, Any]:
+def mlflow_run() -> Any:
     mlflow: Any = import_module("mlflow")
-    client = mlflow.MlflowClient()
     (run,) = mlflow.search_runs(experiment_names=["tandem"], output_format="list")
+    return run
+
+
+def in_mlflow(after_failure: str) -> dict[str, Any]:
+    mlflow: Any = import_module("mlflow")
+    client, run = mlflow.MlflowClient(), mlflow_run()
     history = client.get_metric_history(run.info.run_id, "train/kl")
     return {
         "kl": sorted((point.step, point.value) for point in history),
         "names": sorted(run.data.metrics),
         "beta": run.data.params["loss.beta"],
-        "status": run.info.status,
+        "statuses": [after_failure, run.info.status],
         "name": run.info.run_name,
         "samples": mlflow.artifacts.load_text(f"{run.info.artifact_uri}/samples/train-3.md"),
     }
@@ -58,6 +63,9 @@ def in_wandb() -> dict[str, Any]:
 
 if __name__ == "__main__":
     os.environ |= {"WANDB_MODE": "offline", "TRACKIO_DIR": str(Path.cwd() / "trackio")}
-    write(0, 6)
-    write(4, 5)
-    Path("seen.json").write_text(json.dumps({"mlflow": in_mlflow(), "trackio": in_trackio(), "wandb": in_wandb()}))
+    write(0, 6, failed=True)
+    status = mlflow_run().info.status
+    write(4, 5, failed=False)
+    Path("seen.json").write_text(
+        json.dumps({"mlflow": in_mlflow(status), "trackio": in_trackio(), "wandb": in_wandb()})
+    )

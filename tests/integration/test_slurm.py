@@ -72,8 +72,9 @@ class Steps:
         self._run_dir = run_dir
 
     def more(self, count: int) -> None:
-        begun = len(steps_of(self._run_dir))
-        self.until(lambda: len(steps_of(self._run_dir)) >= begun + count, f"{count} steps more")
+        wanted, ended = len(steps_of(self._run_dir)) + count, self._run_dir / "slurm" / "ended"
+        self.until(lambda: len(steps_of(self._run_dir)) >= wanted or ended.exists(), f"{count} steps more")
+        assert not ended.exists(), logs(self._run_dir / "slurm")
 
     def until(self, condition, what: str) -> None:
         try:

@@ -89,8 +89,8 @@ class FakeRun:
     def log(self, values: dict[str, float], step: int | None = None) -> None:
         self.logged.append((values, step))
 
-    def finish(self) -> None:
-        self.finished = True
+    def finish(self, exit_code: int = 0) -> None:
+        self.finished, self.exit_code = True, exit_code
 
 
 @pytest.fixture
@@ -118,8 +118,9 @@ class TestWandb:
         for record in (STEP, HEALTH):
             tracker.write(record)
         tracker.write_samples([SAMPLED])
-        tracker.close()
+        tracker.close(failed=True)
         (run,) = fakes
+        assert run.exit_code == 1
         assert (run.options["project"], run.options["name"], run.options["dir"]) == ("tandem", "a run", tmp_path)
         assert run.options["config"]["loss"]["beta"] == 0.04
         assert run.logged[0] == ({**scalars(STEP), "step": 3}, None) and run.finished
@@ -152,7 +153,7 @@ class Failing:
     def write_samples(self, groups: Any) -> None:
         raise ConnectionError("nobody answers either")
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         raise ConnectionError("still nobody")
 
 
@@ -160,14 +161,14 @@ class TestFailures:
     def test_are_reported_once_and_stop_nothing(self) -> None:
         notes: list[str] = []
         kept: list[Any] = []
-        keeping: Any = SimpleNamespace(write=kept.append, close=lambda: kept.append("closed"))
+        keeping: Any = SimpleNamespace(write=kept.append, close=lambda failed: kept.append(f"closed, failed: {failed}"))
         failing = SafeTracker("wandb", Failing(), notes.append)
         trackers = Trackers([failing, keeping])
         trackers.write(STEP)
         trackers.write(EVALUATION)
         failing.write_samples([SAMPLED])
-        trackers.close()
-        assert kept == [STEP, EVALUATION, "closed"]
+        trackers.close(failed=True)
+        assert kept == [STEP, EVALUATION, "closed, failed: True"]
         assert notes == ["wandb failed; the run continues without it: nobody answers"]
 
     def test_a_tracker_that_fails_slowly_rests(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ class Metrics(list[Any]):
     def write(self, record: Any) -> None:
         self.append(record)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         pass
 
 
