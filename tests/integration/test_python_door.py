@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets.config
 import nbformat
@@ -19,6 +19,7 @@ from nbclient import NotebookClient
 from transformers import TrainerCallback
 
 from policy_trainer import GRPO, RunFailed, StopTraining, UserError
+from policy_trainer.reporting import tracking
 from policy_trainer.reporting.samples import read_samples
 from shared.models import load_model
 from tests.docs.pages import texts
@@ -87,7 +88,26 @@ def test_a_function_that_always_fails_ends_the_run_with_its_error(random_model: 
     assert not processes_of(site / "runs") and not steps_of(site / "runs/default")
 
 
-def test_a_function_that_is_called_after_each_step_may_end_the_run(random_model: Path, site: Path) -> None:
+class Tracker:
+    """Keeps whether each run has failed."""
+
+    failed: ClassVar[list[bool]] = []
+
+    def __init__(self, config: Any, first_step: int) -> None: ...
+
+    def write(self, record: Any) -> None: ...
+
+    def write_samples(self, groups: Any) -> None: ...
+
+    def close(self, *, failed: bool = False) -> None:
+        self.failed.append(failed)
+
+
+def test_a_function_that_is_called_after_each_step_may_end_the_run(
+    random_model: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trackers show which of the runs failed."""
+    monkeypatch.setattr(tracking, "TRACKERS", {"tensorboard": Tracker})
     seen: list[Any] = []
 
     def looks(metrics: dict[str, Any], groups: list[Any]) -> np.bool_:
@@ -101,7 +121,10 @@ def test_a_function_that_is_called_after_each_step_may_end_the_run(random_model:
     def breaks(metrics: dict[str, Any]) -> None:
         raise KeyError("my mistake")
 
-    given: dict[str, Any] = {"model": random_model, "dataset": PROBLEMS, "rewards": [len_reward], **QUICK}
+    rewards, report_to = [len_reward], ["tensorboard"]
+    given: dict[str, Any] = {
+        "model": random_model, "dataset": PROBLEMS, "rewards": rewards, "report_to": report_to, **QUICK
+    }  # fmt: skip
     result = GRPO(**given, max_steps=20, on_step=looks).train()
     assert (result.finished, result.steps, [step for step, _ in seen]) == (False, 2, [1, 2])
     assert [len(completions) for _, completions in seen] == [8, 8]
@@ -112,6 +135,7 @@ def test_a_function_that_is_called_after_each_step_may_end_the_run(random_model:
         GRPO(**given, max_steps=20, on_step=breaks, resume=True).train()
     result = GRPO(**given, max_steps=5, on_step=lambda metrics: None, resume=True).train()
     assert result.finished and [record["step"] for record in result.history] == [1, 2, 3, 4, 5]
+    assert Tracker.failed == [False, False, True, False]
     assert not processes_of(site / "runs")
 
 
