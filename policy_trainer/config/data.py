@@ -53,6 +53,8 @@ class PromptConfig(Section):
     prompt_style: Literal["chat", "plain"] = "chat"
     """chat: messages go through the model's chat template, and texts as a user's messages where there is one. plain:
     texts are taken as they stand, and those of messages are joined by blank lines."""
+    chat_template: Path | None = None
+    """File with a Jinja template to use instead of the model's chat template. It is saved with the trained model."""
     system_prompt: Annotated[str | None, Travel.TEXT] = None
     """System prompt for every problem without a system message of its own. Default: the task's; empty: none."""
     assistant_prefill: Annotated[str | None, Travel.TEXT] = None
@@ -64,6 +66,13 @@ class PromptConfig(Section):
     chat_template_kwargs: Annotated[dict[str, Any], Travel.TEXT] = Field(default={})
     """Variables of the model's chat template, as JSON on the command line: '{"enable_thinking": false}' for Qwen3. A
     row's column of this name takes precedence."""
+
+    @model_validator(mode="after")
+    def _check_chat_template(self) -> "PromptConfig":
+        if self.chat_template is not None and self.prompt_style == "plain":
+            plain = spell_setting("data.prompt_style", "plain")
+            raise ValueError(f"data.chat_template: {plain} uses no chat template: leave one out")
+        return self
 
     @model_validator(mode="after")
     def _check_chat_template_kwargs(self) -> "PromptConfig":

@@ -56,6 +56,7 @@ NO_SETTING = ("-", "*")
 RENAMED: Mapping[str, tuple[str, ...]] = {
     **{name: tuple(ours.split()) for name, (ours, _) in TRL_ENTRIES.items() if ours not in (*NO_SETTING, name)},
     "torch_dtype": ("dtype",),
+    "chat_template_path": ("data.chat_template",),
     "lr": ("optimizer.learning_rate",),
     "kl_coef": ("loss.beta",),
     "kl_beta": ("loss.beta",),

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from policy_trainer.config import PromptConfig
 from policy_trainer.processes.limits import limit_seconds
 from shared.errors import UserError
+from shared.models import load_tokenizer
 
 # A typical conversation takes milliseconds.
 _SECONDS = 10.0
@@ -30,6 +32,33 @@ _CONTENT = "qzjx"
 
 class TemplateRefusal(UserError):
     """A chat template does not accept these messages; it may accept others."""
+
+
+def load_prompt_tokenizer(name: str, prompts: PromptConfig, *, revision: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, with the chat template of the settings. Raises UserError for an unusable one."""
+    tokenizer = load_tokenizer(name, revision=revision)
+    use_chat_template(tokenizer, prompts)
+    return tokenizer
+
+
+def use_chat_template(tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig) -> None:
+    """Replaces the tokenizer's chat template by that of the settings, if they have one. Raises UserError if it cannot
+    be read or is not Jinja."""
+    if (path := prompts.chat_template) is None:
+        return
+    try:
+        template = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text in UTF-8"
+        raise UserError(f"data.chat_template: {path} cannot be read: {reason}", "check the path") from None
+    if "{%" not in template and "{{" not in template:
+        raise UserError(f"data.chat_template: {path} is no Jinja template", "give one, such as a chat_template.jinja")
+    tokenizer.chat_template = template
+    try:
+        render(tokenizer, [{"role": "user", "content": _CONTENT}])
+    except TemplateRefusal as refusal:  # what it does not accept shows with the prompts
+        if isinstance(error := refusal.__cause__, TemplateSyntaxError):
+            raise UserError(f"data.chat_template: {path}, line {error.lineno}: {error.message}", "correct it") from None
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:

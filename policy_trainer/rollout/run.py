@@ -7,6 +7,7 @@ import structlog
 
 from policy_trainer.config import INLINE, RolloutConfig, RunConfig
 from policy_trainer.data.prompts import prompt_encoder, prompt_limit
+from policy_trainer.data.rendering import load_prompt_tokenizer
 from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.processes.lifecycle.endings import RunFailed
@@ -26,7 +27,7 @@ from policy_trainer.weights.published.download import DownloadedWeights
 from policy_trainer.weights.published.publication import PublishedWeights
 from shared.client.retry import OnWait
 from shared.devices import describe_device
-from shared.models import embedding_rows, eos_token_ids, load_tokenizer, use_threads
+from shared.models import embedding_rows, eos_token_ids, use_threads
 
 log = structlog.get_logger()
 
@@ -50,7 +51,7 @@ def _make_worker(config: RolloutConfig, stack: ExitStack) -> RolloutWorker:
     weights = _published_weights(config, stack)
     wait, outage = until_finished(weights, recurring=True), until_finished(weights)
     task = make_task(config)
-    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    tokenizer = load_prompt_tokenizer(config.model, config.data, revision=config.revision)
     judge = RewardScorer(tokenizer, task, config)
     sessions = open_sessions(config, judge, stack)
     sampler, model = load_rollout_sampler(config, tokenizer, outage, wait)

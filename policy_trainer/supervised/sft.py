@@ -18,6 +18,7 @@ from policy_trainer.data.messages import answer_of_messages, messages_of
 from policy_trainer.data.pictures import PICTURE_COLUMNS
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
+from policy_trainer.data.rendering import use_chat_template
 from policy_trainer.data.rows import Row, read_file, text_of
 from policy_trainer.learner.micro_batches import cut
 from policy_trainer.learner.optimizer import make_weights
@@ -154,6 +155,7 @@ def load_demonstrations(
     data = config.data
     limits = [limit for limit in (config.max_length, context_length(model)) if limit is not None]
     limit = min(limits, default=math.inf)
+    use_chat_template(tokenizer, data)
     prompts, ends = PromptEncoder(tokenizer, data, model=model), eos_token_ids(model, tokenizer)
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]  # samplers stop only at `ends`
     dropped = 0

@@ -14,6 +14,7 @@ from policy_trainer.config import TrainConfig
 from policy_trainer.config.train import cautions
 from policy_trainer.data.problem import Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_encoder
+from policy_trainer.data.rendering import load_prompt_tokenizer
 from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.learner.adapters import adapt, has_adapters, read_adapters, save_unrounded, save_whole
 from policy_trainer.learner.gradient_checkpointing import checkpoint_layers
@@ -37,7 +38,7 @@ from policy_trainer.trainer.plan import Planner, Unplanned, load_teacher_outline
 from policy_trainer.weights.quantised import load_base
 from shared.devices import choose_device
 from shared.logprobs import choose_forward, slowed_by
-from shared.models import load_model, load_outline, load_tokenizer
+from shared.models import load_model, load_outline
 from shared.spelling import spell_setting
 
 
@@ -73,7 +74,7 @@ def load_reward_scorer(config: TrainConfig, task: Task, checkpoint: Path | None)
     Raises UserError for unusable rewards or an unusable tokenizer.
     """
     source, revision = _source(config, checkpoint)
-    return RewardScorer(load_tokenizer(source, revision=revision), task, config)
+    return RewardScorer(load_prompt_tokenizer(source, config.data, revision=revision), task, config)
 
 
 def check_model(

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from policy_trainer.algorithms.objective.group import Group
 from policy_trainer.config import ReplayConfig
+from policy_trainer.data.rendering import load_prompt_tokenizer
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.learner.interface import PolicyLearner
 from policy_trainer.processes.lifecycle.endings import RunFailed, StopRequest, write_failures
@@ -25,7 +26,7 @@ from shared.atomic_files import atomic_directory
 from shared.batch import Batch
 from shared.client import Leased
 from shared.errors import UserError
-from shared.models import load_tokenizer, use_threads
+from shared.models import use_threads
 from shared.spelling import spell_setting
 
 
@@ -43,7 +44,7 @@ def replay(config: ReplayConfig, console: Console) -> TrainResult:
     with directory.hold():
         directory.refuse_trained(replay=True)
         directory.open(config, console, resume=False)
-        tokenizer = load_tokenizer(config.model, revision=config.revision)
+        tokenizer = load_prompt_tokenizer(config.model, config.data, revision=config.revision)
         # Only gdpo needs weights of rewards: without it the task's data need not be there.
         weights = part_weights(config, task()) if config.loss.advantage == "gdpo" else {}
         loaded = load_in_one_process(counted, config.model, config.revision, None, tokenizer, weights)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from policy_trainer.config import ENV_PREFIX, TrainConfig
 from policy_trainer.data.problem import Problem, Task
 from policy_trainer.data.prompts import PromptEncoder, prompt_encoder
+from policy_trainer.data.rendering import load_prompt_tokenizer
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.learner.ranks.world import World
 from policy_trainer.processes.lifecycle.endings import RunFailed, signals_deferred
@@ -26,7 +27,7 @@ from shared.api import ModelInfo
 from shared.client import ClientError, RefServerClient
 from shared.client.credentials import remedy
 from shared.errors import ExpectedError, UserError, printable
-from shared.models import load_outline, load_tokenizer
+from shared.models import load_outline
 from shared.spelling import spell_name, spell_setting
 
 # Problems that the checks draw.
@@ -143,7 +144,7 @@ class Subject:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(self.config.model, revision=self.config.revision)
+        return load_prompt_tokenizer(self.config.model, self.config.data, revision=self.config.revision)
 
     @cached_property
     def task(self) -> Task:

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from policy_trainer.config import EvalConfig, TrainConfig
+from policy_trainer.data.rendering import load_prompt_tokenizer
 from policy_trainer.data.tasks.compatibility import check_compatibility
 from policy_trainer.data.tasks.registry import make_task
 from policy_trainer.reporting.evaluating import EvaluationLines, EvaluationProgress
@@ -22,7 +23,7 @@ from policy_trainer.rollout.sampling.sampler import SamplingParams, sampling_par
 from policy_trainer.trainer.evaluation.evaluator import make_evaluator
 from policy_trainer.trainer.evaluation.results import Evaluation
 from shared.errors import UserError
-from shared.models import load_outline, load_tokenizer, use_threads
+from shared.models import load_outline, use_threads
 
 log = structlog.get_logger()
 
@@ -45,7 +46,7 @@ def evaluate_model(
     }
     use_threads(config.threads)
     task = make_task(config)
-    tokenizer = load_tokenizer(config.model, revision=config.revision)
+    tokenizer = load_prompt_tokenizer(config.model, config.data, revision=config.revision)
     judge = RewardScorer(tokenizer, task, config)
     outline = load_outline(config.model, revision=config.revision)
     for remark in check_compatibility(config, task, tokenizer, outline, held_out=True):

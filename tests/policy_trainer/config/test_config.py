@@ -151,6 +151,7 @@ class TestRefusals:
             (TrainConfig, ["--data.chat-template-kwargs", "enable_thinking=false"], "data.chat_template_kwargs"),
             (TrainConfig, ["--data.chat-template-kwargs", '{"tokenize": true}'], "data.chat_template_kwargs"),
             (TrainConfig, [*THINKING, "--data.prompt-style", "plain"], "data.chat_template_kwargs"),
+            (TrainConfig, ["--data.chat-template", "a.jinja", "--data.prompt-style", "plain"], "data.chat_template"),
             (TrainConfig, ["--sampler", "vllm-server"], "vllm_url"),
             (EvalConfig, ["--sampler", "vllm-server", "--vllm-url", "127.0.0.1:8000"], "vllm_url"),
             (RolloutConfig, ["--sampler", "vllm", "--device", "cuda:1"], "device"),

@@ -31,6 +31,7 @@ TEXTS = {
 }  # fmt: skip
 REFUSED = {
     "model", "revision", "task", "rewards", "data.path", "data.eval_path", "data.dataset", "data.mixture.path",
+    "data.chat_template",
     "data.mixture.eval_path", "data.mixture.dataset", "data.mixture.task", "judging.model.path",
     "judging.model.revision", "loss.advantage", "tools", "environment", "turns.call_format",
 }  # fmt: skip

@@ -10,6 +10,7 @@ from subprocess import run
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 from transformers import ByT5Tokenizer, LlamaTokenizerFast, PreTrainedTokenizerFast
 
 from policy_trainer.cli.demo.base_model import make_tokenizer
@@ -17,7 +18,14 @@ from policy_trainer.config import PromptConfig
 from policy_trainer.data import rendering
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder, UnusablePrompt
-from policy_trainer.data.rendering import TemplateRefusal, encode, end_of_answer, render
+from policy_trainer.data.rendering import (
+    TemplateRefusal,
+    encode,
+    end_of_answer,
+    load_prompt_tokenizer,
+    render,
+    use_chat_template,
+)
 from shared.errors import UserError
 
 # Llama 2's and Vicuna's templates, and an early one of Mistral: none opens an answer with a special token.
@@ -226,3 +234,53 @@ def test_what_a_template_ends_an_answer_with(template: str | None, end: str | No
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     assert end_of_answer(tokenizer) == (end and tokenizer.convert_tokens_to_ids(end))
+
+
+class TestTemplateOfTheUser:
+    @pytest.mark.parametrize("name", TEMPLATES)
+    def test_takes_the_place_of_the_model_s(self, name: str, tmp_path: Path) -> None:
+        """Templates that people have: those that TRL ships, and old ones."""
+        file = tmp_path / "chat_template.jinja"
+        file.write_text(TEMPLATES[name], encoding="utf-8")
+        tokenizer, expected = (ready("{{ 'another' }}", own_tokens=True) for _ in range(2))
+        expected.chat_template = TEMPLATES[name]
+        use_chat_template(tokenizer, PromptConfig(chat_template=file))
+        messages = [SYSTEM, QUESTION]
+        try:
+            text = expected.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except TemplateError:  # it takes no system message
+            messages = [QUESTION]
+            text = expected.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert render(tokenizer, messages, add_generation_prompt=True) == text
+
+    def test_is_saved_with_the_tokenizer(self, tmp_path: Path) -> None:
+        (tmp_path / "mine.jinja").write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+        ready(VICUNA, own_tokens=False).save_pretrained(tmp_path / "model")
+        prompts = PromptConfig(chat_template=tmp_path / "mine.jinja")
+        loaded = load_prompt_tokenizer(str(tmp_path / "model"), prompts, revision=None)
+        assert render(loaded, [QUESTION]) == "<1+1=?>"
+        loaded.save_pretrained(tmp_path / "trained")
+        again = load_prompt_tokenizer(str(tmp_path / "trained"), PromptConfig(), revision=None)
+        assert render(again, [QUESTION]) == "<1+1=?>"
+
+    @pytest.mark.parametrize(
+        ("content", "problem"),
+        [
+            (None, "cannot be read: No such file or directory"),
+            (b"\xff\xfe{{ 1 }}", "cannot be read: it is not a text in UTF-8"),
+            (b'{"chat_template": "x"}', "is no Jinja template"),
+            (b"{% for m in messages %}\n{{ m.content }}\n{% endfr %}", "mine.jinja, line 3: .*endfr"),
+        ],
+    )
+    def test_what_is_refused(self, content: bytes | None, problem: str, tmp_path: Path) -> None:
+        file = tmp_path / "mine.jinja"
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(UserError, match=f"data.chat_template: .*{problem}"):
+            use_chat_template(ready(VICUNA, own_tokens=False), PromptConfig(chat_template=file))
+
+    def test_that_never_ends_is_interrupted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rendering, "_SECONDS", 0.2)
+        (tmp_path / "mine.jinja").write_text(ENDLESS)
+        with pytest.raises(UserError, match="chat template takes more than"):
+            use_chat_template(make_tokenizer(), PromptConfig(chat_template=tmp_path / "mine.jinja"))
