@@ -71,7 +71,7 @@ class PromptConfig(Section):
     def _check_chat_template(self) -> "PromptConfig":
         if self.chat_template is not None and self.prompt_style == "plain":
             plain = spell_setting("data.prompt_style", "plain")
-            raise ValueError(f"data.chat_template: {plain} uses no chat template: leave one out")
+            raise ValueError(f"data.chat_template: {plain} uses no chat template: leave out one of the two")
         return self
 
     @model_validator(mode="after")

@@ -52,11 +52,13 @@ def use_chat_template(tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig)
         reason = error.strerror if isinstance(error, OSError) else "it is not a text in UTF-8"
         raise UserError(f"data.chat_template: {path} cannot be read: {reason}", "check the path") from None
     if "{%" not in template and "{{" not in template:
-        raise UserError(f"data.chat_template: {path} is no Jinja template", "give one, such as a chat_template.jinja")
+        raise UserError(
+            f"data.chat_template: {path} is not a Jinja template", "give one, such as a chat_template.jinja"
+        )
     tokenizer.chat_template = template
     try:
         render(tokenizer, [{"role": "user", "content": _CONTENT}])
-    except TemplateRefusal as refusal:  # what it does not accept shows with the prompts
+    except TemplateRefusal as refusal:  # messages that it rejects are reported when prompts are rendered
         if isinstance(error := refusal.__cause__, TemplateSyntaxError):
             raise UserError(f"data.chat_template: {path}, line {error.lineno}: {error.message}", "correct it") from None
 

@@ -187,7 +187,7 @@ def test_a_run_whose_trainer_is_cancelled_holds_no_nodes(
     steps.more(1)
     cluster.call("scancel", jobs["trainer"])
     steps.until(lambda: not {"RUNNING", "PENDING"} & set(cluster.states().values()), "the jobs to end")
-    assert (run_dir / "slurm" / "ended").read_text() == "the trainer's job has ended\n"
+    assert (run_dir / "slurm" / "ended").read_text() == "the job of the trainer has ended\n"
 
 
 def test_a_run_whose_server_cannot_start_holds_no_nodes(

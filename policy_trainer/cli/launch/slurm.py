@@ -83,7 +83,7 @@ def _parser() -> ArgumentParser:
 def _count(least: int) -> Callable[[str], int]:
     def count(text: str) -> int:
         if not text.isascii() or not text.isdigit() or int(text) < least:
-            raise ArgumentTypeError(f"must be a number from {least}, got {text!r}")
+            raise ArgumentTypeError(f"must be an integer, at least {least}; got {text!r}")
         return int(text)
 
     return count

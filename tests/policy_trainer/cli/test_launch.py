@@ -159,8 +159,8 @@ def test_what_is_refused(model: str, arguments: list[str], problem: str) -> None
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--nodes", "0"], "must be a number from 1, got '0'"),
-        (["--gpus-per-node", "x"], "must be a number from 0, got 'x'"),
+        (["--nodes", "0"], "must be an integer, at least 1; got '0'"),
+        (["--gpus-per-node", "x"], "must be an integer, at least 0; got 'x'"),
         (["--sbatch=partition=gpu"], "must be an option, as in --sbatch=--partition=gpu"),
         (["--sbatch=--comment=a\n#SBATCH --b"], "must be an option"),
         (["--learning-rte", "1"], "learning-rte"),

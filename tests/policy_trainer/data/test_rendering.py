@@ -268,7 +268,7 @@ class TestTemplateOfTheUser:
         [
             (None, "cannot be read: No such file or directory"),
             (b"\xff\xfe{{ 1 }}", "cannot be read: it is not a text in UTF-8"),
-            (b'{"chat_template": "x"}', "is no Jinja template"),
+            (b'{"chat_template": "x"}', "is not a Jinja template"),
             (b"{% for m in messages %}\n{{ m.content }}\n{% endfr %}", "mine.jinja, line 3: .*endfr"),
         ],
     )

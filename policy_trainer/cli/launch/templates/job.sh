@@ -7,21 +7,21 @@ umask 077
 cd {{ working_directory | quote }} || exit
 export PATH={{ programs | quote }}:"$PATH"
 here={{ directory | quote }}
-# Of an array, this task; SLURM_JOB_ID may stand for all of them.
+# The job's id; in an array that of this task, since SLURM_JOB_ID may stand for the whole array.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
-# A step that failed is started again after this pause. Meanwhile locks of a node that failed expire.
+# Seconds before a failed step is started again. File locks of a failed node expire meanwhile.
 pause=60
 # After so many failures in a row without progress a job gives up.
 most_failures=3
-# A step that was asked to end is killed after so many seconds.
+# Seconds from SIGTERM to SIGKILL.
 patience=270
-# The files of the node, not those of the one from which the job was submitted.
+# TMPDIR comes from the submitting node and may not exist here.
 [ -d "${TMPDIR:-/tmp}" ] || unset TMPDIR
 url='' step='' stopping=''
 
-# Keeps the first reason to stop. `attend` and `supervise` act on it.
-stop() { [ -n "$stopping" ] || stopping=$1; }
+# Keeps the first reason to stop; any other replaces `moved`. `attend` and `supervise` act on it.
+stop() { case $stopping in '' | moved) stopping=$1 ;; esac; }
 trap 'stop "the time limit is near"' USR1
 trap 'stop cancelled' TERM INT
 
@@ -38,6 +38,16 @@ server_url() { cat "$here/server.url" 2>/dev/null; }
 find_server() {
   log "waiting for the reference server"
   until url=$(server_url) || [ -n "$stopping" ] || [ -e "$here/ended" ]; do nap 2; done
+}
+
+# Ends the run when the job of another role has left Slurm's queue without ending it, as after scancel.
+watch_job() {
+  local id queue
+  while nap 60; do
+    id=$(sed -n "s/ $1$//p" "$here/job_ids")
+    queue=$(squeue --me --noheader --format=%A) || continue
+    if [ -n "$id" ] && ! grep --quiet --word-regexp "$id" <<<"$queue"; then end_run "the job of the $1 has ended"; fi
+  done
 }
 
 # Asks the step to end.

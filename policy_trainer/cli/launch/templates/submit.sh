@@ -3,13 +3,13 @@
 set -Eeuo pipefail
 cd {{ directory | quote }}
 
-# Those of an earlier submission, each with its role.
+# job_ids lists the jobs of the last submission, a line `ID ROLE` for each.
 if [ -e job_ids ] && squeue --me --noheader --format=%F | grep --quiet --word-regexp --file <(cut -d ' ' -f 1 job_ids); then
   echo "jobs of this run are in the queue; wait for them, or: scancel $(cut -d ' ' -f 1 job_ids | xargs)" >&2
   exit 1
 fi
 rm -f job_ids ended server.url
-# Of an allocation from which this may be called.
+# If this is called inside an allocation, its variables are not for the jobs.
 mapfile -t of_allocation < <(compgen -e | grep -E '^(SLURM|SRUN)_' | grep -v '^SLURM_CONF$')
 unset "${of_allocation[@]}"
 
