@@ -299,7 +299,8 @@ class PromptEncoder:
         if self._tokenizer.chat_template is None:
             raise UserError(
                 "the model has no chat template",
-                f"use problems with a plain prompt, or {spell_setting('data.prompt_style', 'plain')}",
+                f"give {spell_setting('data.chat_template')} FILE, use problems with a plain prompt, or "
+                f"{spell_setting('data.prompt_style', 'plain')}",
             )
         blocks = bool(problem.images) or self._wants_blocks
         messages = self._messages(problem)

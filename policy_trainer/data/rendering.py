@@ -47,11 +47,11 @@ def use_chat_template(tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig)
     if (path := prompts.chat_template) is None:
         return
     try:
-        template = path.read_text(encoding="utf-8")
+        template = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text in UTF-8"
         raise UserError(f"data.chat_template: {path} cannot be read: {reason}", "check the path") from None
-    if "{%" not in template and "{{" not in template:
+    if _is_json(template) or ("{%" not in template and "{{" not in template):
         raise UserError(
             f"data.chat_template: {path} is not a Jinja template", "give one, such as a chat_template.jinja"
         )
@@ -61,6 +61,14 @@ def use_chat_template(tokenizer: PreTrainedTokenizerBase, prompts: PromptConfig)
     except TemplateRefusal as refusal:  # messages that it rejects are reported when prompts are rendered
         if isinstance(error := refusal.__cause__, TemplateSyntaxError):
             raise UserError(f"data.chat_template: {path}, line {error.lineno}: {error.message}", "correct it") from None
+
+
+def _is_json(text: str) -> bool:
+    """Whether it is a file with settings of a tokenizer or processor, in which a template may be."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:

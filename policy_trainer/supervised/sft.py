@@ -158,11 +158,12 @@ def load_demonstrations(
     use_chat_template(tokenizer, data)
     prompts, ends = PromptEncoder(tokenizer, data, model=model), eos_token_ids(model, tokenizer)
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]  # samplers stop only at `ends`
-    dropped = 0
+    dropped, uses_template = 0, False
 
     def encode_all(demonstrations: Iterable[Demonstration]) -> Iterator[TokenGroup]:
-        nonlocal dropped
+        nonlocal dropped, uses_template
         for demonstration in demonstrations:
+            uses_template |= bool(demonstration.problem.messages)
             row = encode_row(demonstration, prompts, eos)
             if row.tokens <= limit:
                 yield row
@@ -175,6 +176,11 @@ def load_demonstrations(
                 )
 
     rows, eval_rows = (list(encode_all(part)) for part in split(data, note))
+    if data.chat_template is not None and not uses_template:
+        raise UserError(
+            "data.chat_template: no demonstration has messages, and a prompt is used as it is",
+            "write messages, or leave it out",
+        )
     note(
         f"demonstrations: {len(rows)} to train on, of {sum(row.tokens for row in rows)} tokens; "
         f"{len(eval_rows)} held out; {dropped} dropped as too long"

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from policy_trainer.cli.demo.base_model import make_tokenizer
 from shared.api import State
 from shared.client import RefServerClient
-from shared.models import is_adapter, load_model, save_model
+from shared.models import is_adapter, load_model, load_tokenizer, save_model
 from tests.harness.processes import Process, processes_of, until
 from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of, train
 from tests.harness.server import Server
@@ -64,7 +64,11 @@ def test_own_data_with_another_architecture(tmp_path, start):
     model = tmp_path / "llama"
     tokenizer = make_tokenizer()
     save_model(tiny_llama(len(tokenizer)), tokenizer, model)
-    data = tmp_path / "own.jsonl"
+    data, template = tmp_path / "own.jsonl", tmp_path / "mine.jinja"
+    template.write_text(
+        "{% for m in messages %}<|user|>Tell me: {{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
     questions = ["too long " * 40 if i == 5 else f"What is {i} doubled?" for i in range(30)]
     prompts = [
         {"prompt": q} if i % 2 else {"messages": [{"role": "user", "content": q}]} for i, q in enumerate(questions)
@@ -76,10 +80,14 @@ def test_own_data_with_another_architecture(tmp_path, start):
         train(
             model, server, run_dir, *QUICK, "--max-steps", "8", "--task", "jsonl", "--data.path", str(data),
             "--data.answer-rule", "number", "--data.max-prompt-length", "64", "--sampling.stop", "</answer>",
-            "--data.system-prompt", "",
+            "--data.system-prompt", "", "--data.chat-template", str(template), "--samples.every", "1",
         )
     )  # fmt: skip
     assert trainer.wait() == 0, trainer.output()
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    prompts = [sample["prompt"] for sample in samples if sample["kind"] == "train"]
+    assert prompts and all(prompt.startswith("Tell me: What is") for prompt in prompts)
+    assert load_tokenizer(str(run_dir / "model")).chat_template == template.read_text()
     # 27 problems are not held out, one of them too long: eight steps of four go past it.
     assert sum(record["dropped_prompts"] for record in steps_of(run_dir)) >= 1
 

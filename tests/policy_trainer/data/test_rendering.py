@@ -254,7 +254,8 @@ class TestTemplateOfTheUser:
         assert render(tokenizer, messages, add_generation_prompt=True) == text
 
     def test_is_saved_with_the_tokenizer(self, tmp_path: Path) -> None:
-        (tmp_path / "mine.jinja").write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+        text = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+        (tmp_path / "mine.jinja").write_text(text, encoding="utf-8-sig")  # some editors write the mark
         ready(VICUNA, own_tokens=False).save_pretrained(tmp_path / "model")
         prompts = PromptConfig(chat_template=tmp_path / "mine.jinja")
         loaded = load_prompt_tokenizer(str(tmp_path / "model"), prompts, revision=None)
@@ -268,7 +269,8 @@ class TestTemplateOfTheUser:
         [
             (None, "cannot be read: No such file or directory"),
             (b"\xff\xfe{{ 1 }}", "cannot be read: it is not a text in UTF-8"),
-            (b'{"chat_template": "x"}', "is not a Jinja template"),
+            (b"Answer briefly.", "is not a Jinja template"),
+            (b'{"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}', "is not a Jinja template"),
             (b"{% for m in messages %}\n{{ m.content }}\n{% endfr %}", "mine.jinja, line 3: .*endfr"),
         ],
     )
@@ -284,3 +286,14 @@ class TestTemplateOfTheUser:
         (tmp_path / "mine.jinja").write_text(ENDLESS)
         with pytest.raises(UserError, match="chat template takes more than"):
             use_chat_template(make_tokenizer(), PromptConfig(chat_template=tmp_path / "mine.jinja"))
+
+    def test_is_used_by_all_who_render_prompts(self) -> None:
+        """They load the tokenizer by `load_prompt_tokenizer`. The others render nothing of the policy's with it."""
+        package = Path(rendering.__file__).parents[1]
+        files = {
+            str(file.relative_to(package)) for file in package.rglob("*.py") if " load_tokenizer" in file.read_text()
+        }
+        assert files == {
+            "data/rendering.py", "supervised/training.py", "rewards/reward_model.py", "learner/ranks/export.py",
+            "learner/ranks/lead.py", "cli/demo/vision_model.py", "trl/objects.py",
+        }  # fmt: skip

@@ -18,6 +18,7 @@ most_failures=3
 patience=270
 # TMPDIR comes from the submitting node and may not exist here.
 [ -d "${TMPDIR:-/tmp}" ] || unset TMPDIR
+unset "${!SQUEUE_@}"  # they could hide jobs from squeue
 url='' step='' stopping=''
 
 # Keeps the first reason to stop; any other replaces `moved`. `attend` and `supervise` act on it.
@@ -55,10 +56,10 @@ terminate() { kill -TERM "$step"; }
 
 # Waits for the step. Ends it if there is a reason to stop, such as a server at another address.
 attend() {
-  local asked=''  # when the step was asked to end, in seconds of this shell
+  local now asked=''  # when the step was asked to end, in seconds of this shell
   while kill -0 "$step" 2>/dev/null; do
     [ ! -e "$here/ended" ] || stop ended
-    [ -z "$url" ] || [ "$(server_url)" = "$url" ] || stop moved
+    if [ -n "$url" ] && now=$(server_url) && [ "$now" != "$url" ]; then stop moved; fi
     if [ -n "$stopping" ] && [ -z "$asked" ]; then
       asked=$SECONDS
       terminate

@@ -4,7 +4,9 @@ set -Eeuo pipefail
 cd {{ directory | quote }}
 
 # job_ids lists the jobs of the last submission, a line `ID ROLE` for each.
-if [ -e job_ids ] && squeue --me --noheader --format=%F | grep --quiet --word-regexp --file <(cut -d ' ' -f 1 job_ids); then
+unset "${!SQUEUE_@}"
+queue=$(squeue --me --noheader --format=%F)
+if [ -e job_ids ] && grep --quiet --word-regexp --file <(cut -d ' ' -f 1 job_ids) <<<"$queue"; then
   echo "jobs of this run are in the queue; wait for them, or: scancel $(cut -d ' ' -f 1 job_ids | xargs)" >&2
   exit 1
 fi

@@ -88,6 +88,15 @@ def test_prompts_are_encoded_as_in_a_run(load: Callable[..., RowSet[TokenGroup]]
     assert texts(row, tokenizer) == ("1+2=?", "3<|end|>")
 
 
+def test_a_template_of_the_user_s(load: Callable[..., RowSet[TokenGroup]], tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}<|user|><|user|>{{ m.content }}{% endfor %}")
+    data, line = {"chat_template": tmp_path / "mine.jinja"}, {"messages": [USER, ANSWER]}
+    (row,) = load(line, data=data).rows
+    assert texts(row, tokenizer) == ("<|user|><|user|>1+2=?", "3<|end|>")
+    with pytest.raises(UserError, match=r"data\.chat_template: no demonstration has messages"):
+        load({"prompt": "1+2=", "completion": "3"}, data=data)
+
+
 def test_a_prompt_has_no_eos_that_the_tokenizer_appends(
     make_tiny: Callable[..., PreTrainedModel], write: Callable[..., Path]
 ) -> None:
