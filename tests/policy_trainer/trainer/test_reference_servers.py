@@ -134,7 +134,7 @@ def test_it_serves_the_reference_the_teacher_both_or_neither(
     teacher = "T" if "T" in served else None
     server = home.started(**settings, **({"teacher": teacher} if teacher else {}))
     arguments = home.children[0].arguments
-    assert arguments[1 : arguments.index("--device")] == served
+    assert arguments[1 : arguments.index("--dtype")] == served
     assert loads in server.describe("no answer")
 
 
