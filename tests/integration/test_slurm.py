@@ -3,6 +3,7 @@
 import os
 import pwd
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,11 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cluster(postgresql: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
     monkeypatch.setenv("PATH", f"{postgresql}{os.pathsep}{os.environ['PATH']}")
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:  # on a cluster the name of a node leads to it
+        (postgresql / "hostname").write_text("#!/bin/sh\necho localhost\n")
+        (postgresql / "hostname").chmod(0o755)
     try:
         with slurm(nodes=4) as started:
             for name, value in started.variables.items():
