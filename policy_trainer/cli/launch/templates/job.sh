@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # What the jobs of run {{ run }} have in common. A script that sources this defines `run_step`, which becomes the job's
-# process (its step), and `progress`, whose output changes while the step does its work; then it calls `supervise`.
+# process (its step), and calls `supervise`.
 
 set -uo pipefail
 umask 077
@@ -50,6 +50,9 @@ watch_job() {
     if [ -n "$id" ] && ! grep --quiet --word-regexp "$id" <<<"$queue"; then end_run "the job of the $1 has ended"; fi
   done
 }
+
+# The output changes while the step does its work.
+progress() { echo $((SECONDS / 600)); }
 
 # Asks the step to end.
 terminate() { kill -TERM "$step"; }
