@@ -14,7 +14,7 @@ COMMANDS = {
     "sft": "teach a model the completions of a JSONL file, before GRPO",
     "reward-model": "train a reward model on pairs of a better and a worse answer, for --rewards model",
     "train": "train a policy; starts a rollout worker, too, unless --rollout external is given",
-    "launch": "train on a cluster with Slurm: writes the scripts of its jobs, and submits them",
+    "launch": "train on a cluster with Slurm or Kubernetes: writes the jobs' files, and submits them",
     "doctor": "checks all that `train` needs, up to one full step, or only its memory; says what to correct",
     "replay": "train on recorded batches without sampling, to debug a loss or compare two",
     "rollout": "sample completions with a run's published weights and upload them",
@@ -33,7 +33,7 @@ COMMANDS = {
 MODULES = {
     **dict.fromkeys(("train", "rollout", "replay", "sft", "reward-model", "export", "demo", "demo-setup"), "training"),
     **dict.fromkeys(("report", "compare"), "report"),
-    "launch": "launch.slurm",
+    "launch": "launch.command",
 }
 # Those that torchrun may start.
 RANKED = ("train", "doctor")

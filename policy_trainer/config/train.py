@@ -37,7 +37,8 @@ class TrainConfig(RunConfig):
 
     teacher: Annotated[str | None, Resume.FIXED] = Field(default=None, min_length=1)
     """Directory or Hub id of the model to learn from (loss.advantage = distill, or loss.distillation_coef), for the
-    server that the trainer starts. For your own server, set its --teacher, or its --model."""
+    server that the trainer starts. A server of your own has its teacher already, and need not be given one here; if it
+    is, the run stops unless it is that one."""
     rollout: Literal["inline", "external"] = "inline"
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
     resume: Annotated[bool, Travel.PRIVATE, Resume.NOT_KEPT, InHelp("train")] = False
@@ -222,7 +223,7 @@ def _lag_errors(config: TrainConfig) -> Iterator[str]:
 
 def _teacher_errors(config: TrainConfig) -> Iterator[str]:
     """What does not go together with a teacher, or without one."""
-    inline, teacher, template = config.server == INLINE, config.teacher, config.data.teacher_prompt_template
+    teacher, template = config.teacher, config.data.teacher_prompt_template
     if not config.loss.distillation:
         if template is not None:
             yield (
@@ -242,16 +243,10 @@ def _teacher_errors(config: TrainConfig) -> Iterator[str]:
             "data.teacher_prompt_template: an environment makes its own prompts, which have no row to take a context "
             "from: leave out the template or the environment"
         )
-    if inline and teacher is None and template is None:
+    if config.server == INLINE and teacher is None and template is None:
         yield (
             f"teacher: distillation needs a model to learn from: give {spell_setting('teacher')} PATH_OR_HUB_ID, or "
             f"{spell_setting('data.teacher_prompt_template')} for the policy as its own teacher"
-        )
-    if not inline and teacher is not None:
-        option = "teacher" if config.penalised_by_server else "model"
-        yield (
-            f"teacher: it is for a server that the trainer starts; start yours with: ref-server serve --{option} "
-            f"{teacher}, and leave {spell_setting('teacher')} out here"
         )
 
 

@@ -208,18 +208,12 @@ class RunDirectory:
         """Writes the effective configuration, a file that every command takes with --config.
 
         The file is replaced in one rename, because a worker may read it at the same time. Raises UserError if the
-        directory cannot be written, and for a table of free keys with a value that TOML does not have.
+        directory cannot be written, and as `config_text` does.
         """
-        left_out = marked(type(config), Resume.NOT_KEPT)
-        values = json.loads(config.model_dump_json(exclude=left_out, exclude_none=True))
-        if unwritable := [name for name, value in flat_settings(values).items() if _has_null(value)]:
-            raise UserError(
-                f"{spell_name(unwritable[0])}: null, NaN and infinity cannot be kept in {self.config.name}",
-                "leave it out, or give another value",
-            )
+        text = config_text(config)
         self.make()
         with self._refusals():
-            write_text(self.config, tomli_w.dumps(values))
+            write_text(self.config, text)
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -239,6 +233,18 @@ def _has_null(value: Any) -> bool:
     if isinstance(value, Mapping | list):
         return any(map(_has_null, value.values() if isinstance(value, Mapping) else value))
     return value is None
+
+
+def config_text(config: BaseSettings) -> str:
+    """The effective configuration as TOML, without what is not kept. Raises UserError for a table of free keys with a
+    value that TOML does not have."""
+    values = json.loads(config.model_dump_json(exclude=marked(type(config), Resume.NOT_KEPT), exclude_none=True))
+    if unwritable := [name for name, value in flat_settings(values).items() if _has_null(value)]:
+        raise UserError(
+            f"{spell_name(unwritable[0])}: null, NaN and infinity cannot be kept in config.toml",
+            "leave it out, or give another value",
+        )
+    return tomli_w.dumps(values)
 
 
 def checkpoint_versions(directory: Path) -> VersionedDirectory:

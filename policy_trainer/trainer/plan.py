@@ -192,7 +192,9 @@ def _shape(model: PreTrainedModel, config: TrainConfig) -> Shape:
 
 def load_teacher_outline(config: TrainConfig) -> PreTrainedModel | None:
     """The shapes of the teacher of the trainer's own server, if it has one. Raises UserError."""
-    return None if config.teacher is None else load_outline(config.teacher, revision=None)
+    if config.teacher is None or config.server != INLINE:
+        return None
+    return load_outline(config.teacher, revision=None)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import httpx
@@ -22,6 +22,10 @@ _EVERY = [word for name in ("demo", "postgresql", "monitoring") for word in ("--
 
 # Variables of compose.yaml, each with a token.
 TOKENS = {f"{role}_TOKEN": f"a-token-of-role-{role.lower()}" for role in ("METRICS", "UPLOAD", "TRAIN", "ADMIN")}
+
+
+class HasOutput(Protocol):
+    def output(self) -> str: ...
 
 
 class Project:
@@ -83,11 +87,17 @@ class Project:
 
 
 def docker(*arguments: str) -> str:
-    """The output of `docker`. If it fails, the test fails with its output."""
+    """What `docker` prints. If it fails, the test fails with its output."""
     return _run(["docker", *arguments], _clean_environment(), check=True).stdout.strip()
 
 
-def until(condition: Callable[[], Any], what: str, project: Project) -> None:
+def logs(container: str) -> str:
+    """What a container wrote to both of its outputs."""
+    done = _run(["docker", "logs", container], _clean_environment(), check=True)
+    return done.stdout + done.stderr
+
+
+def until(condition: Callable[[], Any], what: str, project: HasOutput) -> None:
     """Waits for a condition; on a timeout, fails with the project's output."""
     deadline = time.monotonic() + PATIENCE
     while not condition():

@@ -61,7 +61,13 @@ def check_reference(reference: ModelInfo, config: TrainConfig) -> None:
             f"start it with: `ref-server serve --model {config.model} --teacher TEACHER`, or train without the "
             f"penalty, by its model as the teacher: {spell_setting('loss.beta', 0)}",
         )
-
+    # Without a penalty the server's only model is the teacher.
+    teacher = reference.teacher or (None if config.penalised_by_server else reference.name)
+    if config.teacher is not None and config.teacher != teacher:
+        raise UserError(
+            f"teacher: that of the server is {teacher}, got {config.teacher}",
+            f"leave {spell_setting('teacher')} out, or start a server with that one",
+        )
     if config.reference.sync_steps and not config.penalised_by_server and reference.teacher is not None:
         raise UserError(
             f"reference.sync_steps: the server has a teacher of its own, {reference.teacher}, so nothing uses its "

@@ -105,16 +105,6 @@ class TestRefusals:
                 [*DISTILL, *TEACHES_ITSELF, "--environment", "m:E"],
                 "data.teacher_prompt_template: an environment makes",
             ),
-            (
-                TrainConfig,
-                [*DISTILL, "--teacher", "t", "--server", "http://h"],
-                "teacher: it is for a server that the trainer starts; start yours with: ref-server serve --model t",
-            ),
-            (
-                TrainConfig,
-                ["--loss.distillation-coef", "1", "--teacher", "t", "--server", "http://h"],
-                "teacher: it is for a server that the trainer starts; start yours with: ref-server serve --teacher t",
-            ),
             (TrainConfig, [*DISTILL, "--teacher", "t", "--sampling.max-resamples", "1"], "sampling.max_resamples: the"),
             (TrainConfig, ["--minibatches", "9"], "minibatches"),
             (TrainConfig, ["--loss.advantage", "process"], "loss.advantage"),

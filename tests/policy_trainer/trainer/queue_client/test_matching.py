@@ -91,6 +91,23 @@ def test_the_server_has_the_models_that_the_loss_needs(
 
 
 @pytest.mark.parametrize(
+    ("loss", "server", "teacher"),
+    [
+        ({**DISTILL, "beta": 0}, {"name": "wise"}, "wise"),
+        ({**DISTILL, "beta": 0}, {"name": "ref", "teacher": "wise"}, "wise"),
+        (DISTILL, {"name": "mine", "teacher": "wise"}, "wise"),
+    ],
+)
+def test_a_teacher_that_is_given_must_be_that_of_the_server(
+    loss: dict[str, Any], server: dict[str, str], teacher: str
+) -> None:
+    config = from_values(TrainConfig, model="mine", server="http://far:8400", loss=loss, teacher=teacher)
+    check_reference(described(**server), config)
+    with pytest.raises(UserError, match=f"^teacher: that of the server is {teacher}, got other"):
+        check_reference(described(**server), config.model_copy(update={"teacher": "other"}))
+
+
+@pytest.mark.parametrize(
     ("limit", "prompt", "needed"),
     [(8 * 40 + 100, 100, None), (8 * 40 + 16, 16, None), (8 * 40 + 99, 100, 420), (8 * 40 + 15, 16, 336)],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from policy_trainer.cli.launch.slurm import launch
+from policy_trainer.cli.launch.command import launch
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
@@ -107,6 +107,13 @@ def test_renewing_the_reference_takes_an_admin_and_a_directory_of_snapshots(mode
     assert f"--snapshot-root {trained.reference.snapshot_root}" in scripts["server.sbatch"]
 
 
+def test_the_trainer_is_given_the_teacher_that_the_server_has(model: str) -> None:
+    scripts = written("--model", model, "--loss.advantage", "distill", "--loss.beta", "0", "--teacher", model)
+    assert f"--model {model}" in scripts["server.sbatch"]
+    settings = ["--config", "runs/it/slurm/config.toml", "--resume", "--server", "http://node:8400"]
+    assert read_settings(TrainConfig, settings, "train").teacher == model
+
+
 def test_the_server_gets_the_device_that_the_reference_should_have(model: str) -> None:
     assert "--device cuda:1" in written("--model", model, "--reference.device", "cuda:1")["server.sbatch"]
 
@@ -144,9 +151,9 @@ def test_settings_of_an_attempt_that_took_no_step_are_gone(model: str) -> None:
     ("arguments", "problem"),
     [
         (["--server", "http://elsewhere:8400"], "server: `launch` starts the reference server"),
-        (["--weights", "server"], "weights: the jobs read them from RUN_DIR"),
+        (["--weights", "server"], "weights: `launch` chooses how they reach the workers"),
         (["--token-file", "mine"], "token: `launch` makes a token for each job"),
-        (["--sampler", "vllm-server", "--vllm-url", "http://localhost:8000"], "sampler: the workers' jobs start no"),
+        (["--sampler", "vllm-server", "--vllm-url", "http://localhost:8000"], "sampler: no job runs `vllm serve`"),
         (["--run", "a run"], "run: jobs and tokens are named after it, got 'a run'"),
     ],
 )
@@ -164,6 +171,8 @@ def test_what_is_refused(model: str, arguments: list[str], problem: str) -> None
         (["--sbatch=partition=gpu"], "must be an option, as in --sbatch=--partition=gpu"),
         (["--sbatch=--comment=a\n#SBATCH --b"], "must be an option"),
         (["--learning-rte", "1"], "learning-rte"),
+        (["--image", "i"], "--image"),
+        (["--kubernetes"], "not allowed with argument"),
     ],
 )
 def test_what_cannot_be_read(

@@ -1,0 +1,104 @@
+"""What Slurm and Kubernetes have in common: a run's settings become files for the cluster's own command."""
+
+import shlex
+import subprocess
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from policy_trainer.config import TrainConfig
+from policy_trainer.run_files.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Cluster(ABC):
+    """A run that is being launched.
+
+    directory: of the run, on this machine. files: where the files for the cluster are written.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    program: ClassVar[str]
+    """The command that submits."""
+    remedy: ClassVar[str]
+    """What helps where `program` is missing."""
+
+    def __init__(self, options: Namespace, directory: RunDirectory) -> None:
+        self.options = options
+        self.directory = directory
+        self.files = directory.root / self.name
+
+    @classmethod
+    @abstractmethod
+    def add_options(cls, parser: ArgumentParser) -> None:
+        """Those that only this cluster has."""
+
+    @abstractmethod
+    def refuse(self, config: TrainConfig) -> None:
+        """Raises UserError for settings that do not suit this cluster."""
+
+    @abstractmethod
+    def of_the_jobs(self, config: TrainConfig, token: str) -> TrainConfig:
+        """The settings of the trainer and the workers. token: name of the trainer's token file."""
+
+    @abstractmethod
+    def render(self, config: TrainConfig, tokens: Mapping[str, str]) -> Mapping[str, str]:
+        """The text of each file to write. tokens: names of token files, and their text.
+
+        Raises UserError if the model cannot be read."""
+
+    @property
+    @abstractmethod
+    def commands(self) -> Sequence[Sequence[str | Path]]:
+        """Those that submit the written files."""
+
+    def submit(self) -> int:
+        """Runs the commands up to the first that fails. Returns the exit status."""
+        for command in self.commands:
+            if status := subprocess.run(command, check=False).returncode:
+                return status
+        return 0
+
+    def serve(self, config: TrainConfig, outline: "PreTrainedModel | None") -> list[str]:
+        """Options of `ref-server serve` for the run. outline: the policy's shapes."""
+        from policy_trainer.trainer.reference_servers import serve_options  # late, since it loads PyTorch
+
+        options = serve_options(config, outline)
+        return options if config.reference.device == "auto" else [*options, "--device", config.reference.device]
+
+    def gpus(self, config: TrainConfig, serve: Sequence[str]) -> Mapping[str, int]:
+        """GPUs of the server with these options, of each node of the trainer, and of each worker."""
+        if not self.options.gpus_per_node:
+            return dict.fromkeys(("server", "trainer", "workers"), 0)
+        per_worker = config.vllm.tensor_parallel_size if config.sampler_traits.takes_first_gpus else 1
+        return {"server": int("--no-model" not in serve), "trainer": self.options.gpus_per_node, "workers": per_worker}
+
+    def fill_in(self, names: Sequence[str], values: Mapping[str, Any]) -> dict[str, str]:
+        """The templates with these names, filled in."""
+        environment = Environment(
+            loader=FileSystemLoader(Path(__file__).parent / "templates" / self.name),
+            undefined=StrictUndefined,
+            keep_trailing_newline=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["quote"] = lambda text: shlex.quote(str(text))
+        return {name: environment.get_template(name).render(values) for name in names}
+
+
+def count(least: int) -> Callable[[str], int]:
+    """The type of an option: an integer, at least this."""
+
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise ArgumentTypeError(f"must be an integer, at least {least}; got {text!r}")
+        return int(text)
+
+    return read
