@@ -47,7 +47,7 @@ class Kubernetes(Cluster):
     @classmethod
     def add_options(cls, parser: ArgumentParser) -> None:
         group = parser.add_argument_group("with --kubernetes", "pods read and write volumes, not this machine's files")
-        group.add_argument("--image", required=True, help="image with Tandem, as docker/Dockerfile builds it")
+        group.add_argument("--image", help="image with Tandem, as docker/Dockerfile builds it; required")
         group.add_argument(
             "--claim", metavar="NAME=DIR", action="append", default=[], type=_claim, dest="claims",
             help="PersistentVolumeClaim with your model, data or code, which all pods read at DIR; may be repeated. "
@@ -63,6 +63,8 @@ class Kubernetes(Cluster):
         )  # fmt: skip
 
     def refuse(self, config: TrainConfig) -> None:
+        if not self.options.image:
+            raise UserError("launch: pods need an image with Tandem", "--image NAME")
         if not re.fullmatch(_RUN, config.run):
             raise UserError(
                 f"run: pods are named after it, got {config.run!r}",

@@ -82,8 +82,11 @@ def test_kubernetes_accepts_them(model: str, options: tuple[str, ...]) -> None:
         assert job.keys() == {"name", "replicas", "template"} and job["replicas"] == 1
 
 
-def test_all_processes_understand_each_other(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Manifests(*on_inputs(model), "--max-steps", "7", "--data.system-prompt", "it's\n$HOME", "--workers", "3")
+@pytest.mark.parametrize("prompt", ["it's\n$HOME", "größer: {{ 1 }} # | \u2028\x85\ufeff <b>\t"])
+def test_all_processes_understand_each_other(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prompt: str
+) -> None:
+    written = Manifests(*on_inputs(model), "--max-steps", "7", "--data.system-prompt", prompt, "--workers", "3")
     tokens = written.tokens["stringData"]
     for name, text in {**tokens, **written.settings["data"]}.items():
         (tmp_path / name).write_text(text)
@@ -100,7 +103,7 @@ def test_all_processes_understand_each_other(model: str, tmp_path: Path, monkeyp
     ]  # fmt: skip
     trainer = read_settings(TrainConfig, [*config, "--resume"], "train")
     assert trainer.resume and trainer.rollout == "external" and trainer.max_steps == 7
-    assert trainer.data.system_prompt == "it's\n$HOME" and trainer.run_dir == Path("/runs/it")
+    assert trainer.data.system_prompt == prompt and trainer.run_dir == Path("/runs/it")
 
     arguments = written.container("workers")["args"]
     assert arguments[:4] == ["policy-trainer", "rollout", "--config", "/config/config.toml"]
@@ -202,6 +205,17 @@ def test_what_is_refused(model: str, arguments: list[str], problem: str) -> None
     assert not Path("runs").exists()
 
 
+def test_without_an_image(model: str) -> None:
+    with pytest.raises(UserError, match="launch: pods need an image with Tandem"):
+        launch(["--kubernetes", "--model", model])
+
+
+def test_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        launch([])
+    assert "one of the arguments --slurm --kubernetes is required" in capsys.readouterr().err
+
+
 def test_a_model_of_this_machine_is_refused(model: str) -> None:
     with pytest.raises(UserError, match="model: pods do not see"):
         Manifests("--model", model)
@@ -210,7 +224,6 @@ def test_a_model_of_this_machine_is_refused(model: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([], "the following arguments are required: --image"),
         (["--image", "i", "--claim", "inputs"], "must be NAME=DIR, as in inputs=/inputs; got 'inputs'"),
         (["--image", "i", "--claim", "a b=/c"], "must be NAME=DIR"),
         (["--image", "i", "--storage", "much"], "must be a size such as 500Gi; got 'much'"),
