@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from policy_trainer.config import OptimizerConfig, SftConfig
 from policy_trainer.config.supervised import SftDataConfig
@@ -18,7 +18,7 @@ from policy_trainer.data.messages import answer_of_messages, messages_of
 from policy_trainer.data.pictures import PICTURE_COLUMNS
 from policy_trainer.data.problem import Problem
 from policy_trainer.data.prompts import PromptEncoder
-from policy_trainer.data.rendering import use_chat_template
+from policy_trainer.data.rendering import end_of_answer, use_chat_template
 from policy_trainer.data.rows import Row, read_file, text_of
 from policy_trainer.learner.micro_batches import cut
 from policy_trainer.learner.optimizer import make_weights
@@ -104,15 +104,15 @@ class Demonstration:
     where: str = ""
 
 
-def encode_row(demonstration: Demonstration, prompts: PromptEncoder, eos: int) -> TokenGroup:
-    """A group of one completion, which ends with the token `eos` as a sampled one would.
+def encode_row(demonstration: Demonstration, prompts: PromptEncoder, end: int) -> TokenGroup:
+    """A group of one completion, which ends with the token `end` as a sampled one would.
 
     Raises UserError, with file and line, for messages that the model's chat template does not accept, and for texts
     with tokens that the model's embedding lacks.
     """
     try:
         prompt = prompts.encode(demonstration.problem)
-        completion = [*prompts.encode_text(demonstration.completion), eos]
+        completion = [*prompts.encode_text(demonstration.completion), end]
     except UserError as error:
         raise UserError(f"{demonstration.where}: {error.problem}", error.remedy) from error
     lengths = np.array([len(completion)], np.int64)
@@ -158,13 +158,17 @@ def load_demonstrations(
     use_chat_template(tokenizer, data)
     prompts, ends = PromptEncoder(tokenizer, data, model=model), eos_token_ids(model, tokenizer)
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id in ends else ends[0]  # samplers stop only at `ends`
-    dropped, uses_template = 0, False
+    of_template = end_of_answer(tokenizer)
+    end_in_chat = eos if of_template is None else of_template
+    dropped, uses_template, used = 0, False, set[int]()
 
     def encode_all(demonstrations: Iterable[Demonstration]) -> Iterator[TokenGroup]:
         nonlocal dropped, uses_template
         for demonstration in demonstrations:
             uses_template |= bool(demonstration.problem.messages)
-            row = encode_row(demonstration, prompts, eos)
+            end = end_in_chat if prompts.in_chat(demonstration.problem) else eos
+            used.add(end)
+            row = encode_row(demonstration, prompts, end)
             if row.tokens <= limit:
                 yield row
             elif data.too_long == "drop":
@@ -181,6 +185,12 @@ def load_demonstrations(
             "data.chat_template: no demonstration has messages, and a prompt is used as it is",
             "write messages, or leave it out",
         )
+    if not used <= {*ends}:
+        _stop_at(model, used.union(ends))
+        note(
+            f"the chat template ends an answer with {tokenizer.convert_ids_to_tokens(end_in_chat)} ({end_in_chat}), at "
+            "which the model did not stop: the trained model's generation_config.json names that token, too"
+        )
     note(
         f"demonstrations: {len(rows)} to train on, of {sum(row.tokens for row in rows)} tokens; "
         f"{len(eval_rows)} held out; {dropped} dropped as too long"
@@ -191,6 +201,13 @@ def load_demonstrations(
             f"data.path: no {which} is left; those that are too long for max_length or the model are dropped"
         )
     return RowSet(rows, eval_rows, epochs=config.num_train_epochs, batch_size=config.batch_size, seed=config.seed)
+
+
+def _stop_at(model: PreTrainedModel, ids: Iterable[int]) -> None:
+    """Makes samplers stop at these ids, also those of the saved model."""
+    if model.generation_config is None:
+        model.generation_config = GenerationConfig()
+    model.generation_config.eos_token_id = sorted(ids)
 
 
 def split(data: SftDataConfig, note: Callable[[str], None]) -> tuple[list[Demonstration], list[Demonstration]]:

@@ -122,7 +122,9 @@ class Pods:
 
     def kill(self, pod: str, process: str) -> None:
         """Kills the first process whose command line contains this, except that of `--init`."""
-        script = 'kill -9 $(grep -la "$0" /proc/[0-9]*/cmdline | cut -d / -f 3 | grep -vx -e 1 -e $$ | sort -n | head -1)'
+        script = (
+            'kill -9 $(grep -la "$0" /proc/[0-9]*/cmdline | cut -d / -f 3 | grep -vx -e 1 -e $$ | sort -n | head -1)'
+        )
         docker("exec", self.container(pod), "sh", "-c", script, process)
 
     def output(self) -> str:

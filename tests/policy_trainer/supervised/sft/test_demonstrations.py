@@ -120,6 +120,41 @@ def test_a_completion_ends_with_a_token_that_samplers_stop_at(
         assert data.rows[0].completion_ids[-1] == end
 
 
+CHAT = "{% for m in messages %}<|user|>{{ m.content }}{{ '<|assistant|>' if m.role == 'assistant' }}{% endfor %}"
+
+
+def test_in_a_chat_a_completion_ends_as_the_template_ends_answers(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]
+) -> None:
+    """The saved model stops there, as a base model with the template of a chat model must learn to."""
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.chat_template = CHAT
+    path = write({"messages": [USER, ANSWER]}, {"prompt": "c", "completion": "d"}, {"prompt": "e", "completion": "f"})
+    config = from_values(SftConfig, model="none", data={"path": path, "eval_path": path})
+    model, end = make_tiny(vocabulary=len(tokenizer)), tokenizer.convert_tokens_to_ids("<|assistant|>")
+    model.generation_config.eos_token_id = tokenizer.eos_token_id  # type: ignore[union-attr]
+    notes: list[str] = []
+    rows = load_demonstrations(config, model, tokenizer, notes.append).rows
+    assert [row.completion_ids[-1] for row in rows] == [end, tokenizer.eos_token_id, tokenizer.eos_token_id]
+    assert model.generation_config.eos_token_id == sorted([tokenizer.eos_token_id, end])  # type: ignore[union-attr]
+    assert f"the chat template ends an answer with <|assistant|> ({end}), at which the model did not stop" in notes[0]
+    notes.clear()
+    load_demonstrations(config, model, tokenizer, notes.append)
+    assert len(notes) == 1 and notes[0].startswith("demonstrations: ")
+
+
+def test_a_model_that_stops_only_at_the_eos_of_its_tokenizer(
+    make_tiny: Callable[..., PreTrainedModel], tokenizer: PreTrainedTokenizerFast, write: Callable[..., Path]
+) -> None:
+    """Plain prompts change nothing, whatever the template is."""
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.chat_template = CHAT
+    model, path = make_tiny(vocabulary=len(tokenizer)), write(SHORT, {"prompt": "c", "completion": "d"})
+    before = model.generation_config.eos_token_id  # type: ignore[union-attr]
+    load_demonstrations(from_values(SftConfig, model="none", data={"path": path}), model, tokenizer, print)
+    assert model.generation_config.eos_token_id == before  # type: ignore[union-attr]
+
+
 class TestTooLong:
     LINES = ({"prompt": "abc", "completion": "def"}, {"prompt": "abcd", "completion": "def"})
 
