@@ -61,10 +61,11 @@ def run_as_rank(config: TrainConfig, lead: Callable[["World"], int]) -> int:
     from policy_trainer.learner.ranks.world import join_world
 
     with join_world(config.device, config.rank_timeout_seconds) as world:
-        if world.rank == 0:
-            return lead(world)
-        follow(world)
-        return 0
+        if world.rank:
+            return follow(world)
+        status = lead(world)
+        world.end(status)
+        return status
 
 
 def _end_orphan() -> None:

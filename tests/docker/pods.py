@@ -120,12 +120,10 @@ class Pods:
     def restarts(self, pod: str) -> int:
         return int(docker("inspect", "--format", "{{.RestartCount}}", self.container(pod)))
 
-    def kill(self, pod: str, process: str) -> None:
-        """Kills the first process whose command line contains this, except that of `--init`."""
-        script = (
-            'kill -9 $(grep -la "$0" /proc/[0-9]*/cmdline | cut -d / -f 3 | grep -vx -e 1 -e $$ | sort -n | head -1)'
-        )
-        docker("exec", self.container(pod), "sh", "-c", script, process)
+    def signal(self, pod: str, process: str, name: str) -> None:
+        """Sends a signal to the first process whose command line contains this, except that of `--init`."""
+        found = 'grep -la "$0" /proc/[0-9]*/cmdline | cut -d / -f 3 | grep -vx -e 1 -e $$ | sort -n | head -1'
+        docker("exec", self.container(pod), "sh", "-c", f"kill -{name} $({found})", process)
 
     def output(self) -> str:
         return "\n".join(f"{name}:\n{self.log(name)}" for name in self.names)

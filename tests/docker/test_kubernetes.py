@@ -32,15 +32,17 @@ def pods(image: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def test_pods_that_are_killed_lose_nothing(pods: Pods, tmp_path: Path) -> None:
-    """Also the server's: it is started again, as a Job does it with a container that has failed."""
+    """Containers that fail are started again, as by a Job. Workers that find the run finished wait for its end."""
     until(lambda: "step 20/" in pods.log(TRAINERS[0]), "step 20", pods)
-    pods.kill(TRAINERS[1], "torchrun")
+    pods.signal(TRAINERS[1], "torchrun", "KILL")
     until(lambda: f"step 100/{STEPS}" in pods.log(TRAINERS[0]), "step 100", pods)
-    pods.kill("it-server-0-0", "ref-server")
-    pods.kill("it-workers-0-1", "policy-trainer")
+    pods.signal("it-server-0-0", "ref-server", "KILL")
+    pods.signal("it-workers-0-1", "policy-trainer", "KILL")
+    until(lambda: f"step 200/{STEPS}" in pods.log(TRAINERS[0]), "step 200", pods)
+    pods.signal(TRAINERS[0], "torchrun", "TERM")  # as when its node is drained
     until(lambda: {pods.state(name) for name in TRAINERS} == {"exited 0"}, "both trainers to finish", pods)
-    until(lambda: {pods.state(f"it-workers-0-{k}") for k in (0, 1)} == {"exited 0"}, "the workers to end", pods)
-    assert pods.restarts(TRAINERS[1]) >= 1 and pods.restarts("it-server-0-0") >= 1
+    assert "stopping" in pods.log(TRAINERS[0])
+    assert pods.restarts(TRAINERS[1]) >= 2 and pods.restarts("it-server-0-0") >= 1
     docker("cp", f"{pods.container(TRAINERS[0])}:/runs/it/metrics.jsonl", str(tmp_path))
     lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert {line["step"] for line in lines if line["kind"] == "step"} == set(range(1, STEPS + 1))

@@ -3,11 +3,13 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shared.models import load_model
+from tests.harness.ports import free_port
 from tests.harness.processes import Process, processes_of, until
 from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of, torchrun
 from tests.harness.server import Server
@@ -76,6 +78,32 @@ def test_a_killed_rank_ends_the_job_and_any_number_of_ranks_goes_on(random_model
     assert trained.keys() == exported_model.keys() and all(
         torch.equal(trained[name], exported_model[name]) for name in exported_model
     )
+
+
+@pytest.mark.slow
+def test_a_node_that_is_stopped_stops_the_other(random_model: Path, tmp_path: Path, start: Any) -> None:
+    """A torchrun on each of two nodes. Only the first is asked to stop, as when its node is drained: the other one
+    must not end as if the run were finished, since nothing would start it again."""
+    server = start(Server(random_model, tmp_path / "server")).until_ready()
+    place, port = tmp_path / "run", free_port()
+
+    def begin(node: int) -> Process:
+        launcher = (
+            "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}",
+            "--rdzv-conf", f"is_host={not node}", "-m", "policy_trainer",
+        )  # fmt: skip
+        command = (
+            "train", "--model", str(random_model), "--server", server.url, "--run-dir", str(place),
+            "--max-steps", "400", "--device", "cpu", "--resume", *QUICK,
+        )  # fmt: skip
+        return start(Process("torch.distributed.run", *launcher, *command, log=tmp_path / f"{node}.log"))
+
+    nodes = [begin(node) for node in (0, 1)]
+    until((place / "checkpoints" / "step-00000005").exists, "a checkpoint", nodes[0])
+    nodes[0].popen.send_signal(signal.SIGTERM)
+    assert [node.wait() for node in nodes] == [1, 1]
+    assert "add --resume to continue" in nodes[0].output()
+    assert 5 <= len(steps_of(place)) < 400
 
 
 def follower_of(run_dir: Path) -> int:

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from policy_trainer.config import TrainConfig
 from policy_trainer.run_files.run_directory import RunDirectory
+from shared.atomic_files import write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 class Cluster(ABC):
     """A run that is being launched.
 
-    directory: of the run, on this machine. files: where the files for the cluster are written.
+    given: its settings. directory: of the run, on this machine. files: where the files for the cluster are written.
     """
 
     name: ClassVar[str]
@@ -30,10 +31,11 @@ class Cluster(ABC):
     remedy: ClassVar[str]
     """What helps where `program` is missing."""
 
-    def __init__(self, options: Namespace, directory: RunDirectory) -> None:
+    def __init__(self, options: Namespace, given: TrainConfig) -> None:
         self.options = options
-        self.directory = directory
-        self.files = directory.root / self.name
+        self.given = given
+        self.directory = RunDirectory(given.run_dir.resolve())
+        self.files = self.directory.root / self.name
 
     @classmethod
     @abstractmethod
@@ -41,11 +43,11 @@ class Cluster(ABC):
         """Those that only this cluster has."""
 
     @abstractmethod
-    def refuse(self, config: TrainConfig) -> None:
+    def refuse(self) -> None:
         """Raises UserError for settings that do not suit this cluster."""
 
     @abstractmethod
-    def of_the_jobs(self, config: TrainConfig, token: str) -> TrainConfig:
+    def of_the_jobs(self, token: str) -> TrainConfig:
         """The settings of the trainer and the workers. token: name of the trainer's token file."""
 
     @abstractmethod
@@ -53,6 +55,12 @@ class Cluster(ABC):
         """The text of each file to write. tokens: names of token files, and their text.
 
         Raises UserError if the model cannot be read."""
+
+    def write(self, texts: Mapping[str, str]) -> None:
+        """Writes the files. Those with tokens are for this user only."""
+        self.files.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_text(self.files / name, text, mode=0o600 if "token" in name else 0o666)
 
     @property
     @abstractmethod

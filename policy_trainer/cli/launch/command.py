@@ -12,14 +12,11 @@ from policy_trainer.cli.launch.kubernetes import Kubernetes
 from policy_trainer.cli.launch.slurm import Slurm
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import INLINE, TrainConfig
-from policy_trainer.run_files.run_directory import RunDirectory
-from shared.atomic_files import write_text
 from shared.errors import UserError
 from shared.spelling import spell_setting
 
 _CLUSTERS: Sequence[type[Cluster]] = (Slurm, Kubernetes)
 _ROLES = ("upload", "train", "admin")
-_PRIVATE = 0o600
 
 
 def launch(arguments: list[str]) -> int:
@@ -28,20 +25,15 @@ def launch(arguments: list[str]) -> int:
     chosen = [cluster for cluster in _CLUSTERS if f"--{cluster.name}" in arguments] or _CLUSTERS
     options, of_train = _parser(chosen).parse_known_args(arguments)
     given = read_settings(TrainConfig, of_train, "train")
-    cluster: Cluster = options.cluster(options, RunDirectory(given.run_dir.resolve()))
-    _refuse(given, cluster)
-    cluster.refuse(given)
+    cluster: Cluster = options.cluster(options, given)
+    _refuse(cluster)
+    cluster.refuse()
     if not options.dry_run and shutil.which(cluster.program) is None:
         raise UserError(f"launch: {cluster.program} is not on PATH", f"{cluster.remedy}, or use --dry-run")
-    cluster.directory.check(given, resume=given.resume)
-    config = cluster.of_the_jobs(given, "admin.token" if given.reference.sync_steps else "train.token")
+    config = cluster.of_the_jobs("admin.token" if given.reference.sync_steps else "train.token")
     tokens = _tokens(cluster.files, config.run)
     texts = cluster.render(config, tokens)
-    cluster.files.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not given.resume:
-        cluster.directory.config.unlink(missing_ok=True)  # of a run that failed before its first step
-    for name, text in {**tokens, **texts}.items():
-        write_text(cluster.files / name, text, mode=_PRIVATE if "token" in name else 0o666)
+    cluster.write({**tokens, **texts})
     if not options.dry_run:
         return cluster.submit()
     print(f"{cluster.files}: {', '.join(texts)}\nto submit them:")
@@ -79,8 +71,9 @@ def _parser(clusters: Sequence[type[Cluster]]) -> ArgumentParser:
     return parser
 
 
-def _refuse(config: TrainConfig, cluster: Cluster) -> None:
+def _refuse(cluster: Cluster) -> None:
     """Raises UserError for settings that the jobs set themselves, or that do not suit them."""
+    config = cluster.given
     # The configuration of a run that was launched before, which --resume reads, has the server and token of its jobs.
     launched = config.token_file is not None and config.token_file.parent == cluster.files
     if config.server != INLINE and not launched:

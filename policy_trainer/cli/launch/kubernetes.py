@@ -1,5 +1,6 @@
 """A run on Kubernetes: a JobSet whose pods share nothing but the reference server."""
 
+import json
 import posixpath
 import re
 import shlex
@@ -62,24 +63,29 @@ class Kubernetes(Cluster):
             help="storage class of the trainer's volume, which several nodes share; default: the cluster's",
         )  # fmt: skip
 
-    def refuse(self, config: TrainConfig) -> None:
+    def refuse(self) -> None:
         if not self.options.image:
             raise UserError("launch: pods need an image with Tandem", "--image NAME")
-        if not re.fullmatch(_RUN, config.run):
+        if not re.fullmatch(_RUN, self.given.run):
             raise UserError(
-                f"run: pods are named after it, got {config.run!r}",
+                f"run: pods are named after it, got {self.given.run!r}",
                 f"set {spell_setting('run')}: at most 40 lower-case letters, digits and '-', the first a letter",
             )
-        if config.resume:
+        if self.given.resume:
             raise UserError("resume: the trainer's job always continues the run on its volume", "leave it out")
-        if config.reference.snapshot_root is not None:
+        if self.given.reference.snapshot_root is not None:
             raise UserError("reference.snapshot_root: the pods share no directory", "leave it out")
-        for name, value in _local_things(config):
+        for name, value in _local_things(self.given):
             if not self._sees(value):
                 raise UserError(
                     f"{name}: pods do not see {value} on this machine",
                     "put it on a volume: --claim NAME=DIR, and give its path there",
                 )
+
+    @property
+    def _server(self) -> str:
+        """The name of the server's pod within the cluster's network."""
+        return f"{self.given.run}-server-0-0.{self.given.run}"
 
     def _sees(self, value: str) -> bool:
         """Whether a claim may have it: a path in its directory, or a module."""
@@ -89,11 +95,11 @@ class Kubernetes(Cluster):
         path = PurePosixPath(posixpath.normpath(claims[0].path / value))
         return any(path.is_relative_to(claim.path) for claim in claims)
 
-    def of_the_jobs(self, config: TrainConfig, token: str) -> TrainConfig:
-        return config.model_copy(
+    def of_the_jobs(self, token: str) -> TrainConfig:
+        return self.given.model_copy(
             update={
-                "run_dir": Path("/runs", config.run),
-                "server": f"http://{_server(config)}:8400",
+                "run_dir": Path("/runs", self.given.run),
+                "server": f"http://{self._server}:8400",
                 "weights": "server",
                 "rollout": "external",
                 "token_file": _TOKEN_FILE,
@@ -110,11 +116,12 @@ class Kubernetes(Cluster):
         serve = self.serve(config, None if on_claim else load_outline(config.model, revision=config.revision))
         values = {
             "run": config.run,
+            "files": self.files,
             "image": options.image,
             "config": config_text(config),
             "tokens": tokens,
             "trainer_token": "admin.token" if config.reference.sync_steps else "train.token",
-            "serve": shlex.join([*_SERVE, "--allowed-hosts", _server(config), *serve]),
+            "serve": shlex.join([*_SERVE, "--allowed-hosts", self._server, *serve]),
             "nodes": options.nodes,
             "ranks": options.nodes * max(1, options.gpus_per_node),
             "workers": options.workers,
@@ -127,10 +134,12 @@ class Kubernetes(Cluster):
 
     @property
     def commands(self) -> Sequence[Sequence[str | Path]]:
-        # The JobSet first: it is refused while another one of this name exists, whose data must not change.
+        # A JobSet of this name that exists is refused before its data change. Without its data none begins.
+        begin = json.dumps({"spec": {"suspend": False}})
         return [
             ["kubectl", "create", "--filename", self.files / _JOBSET],
             ["kubectl", "apply", "--filename", self.files / "data.yaml", "--filename", self.files / "tokens.yaml"],
+            ["kubectl", "patch", "jobset", self.given.run, "--type", "merge", "--patch", begin],
         ]
 
     def submit(self) -> int:
@@ -140,13 +149,9 @@ class Kubernetes(Cluster):
         return status
 
 
-def _server(config: TrainConfig) -> str:
-    """The name of the server's pod within the cluster's network."""
-    return f"{config.run}-server-0-0.{config.run}"
-
-
 def _local_things(settings: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Names and values of settings that name a file, a directory or a module to read."""
+    """Names and values of settings that name a file, a directory or a module to read. A model that is no directory
+    here is one of the Hub, or on a volume."""
     for name, info in type(settings).model_fields.items():
         value = getattr(settings, name)
         if name in _WRITTEN or find_mark(info, Resume) is Resume.NOT_KEPT or find_mark(info, Travel) is Travel.TEXT:

@@ -33,22 +33,24 @@ class Slurm(Cluster):
         for name, text in helps.items():
             group.add_argument(name, metavar="OPTION", action="append", default=[], type=_sbatch_option, help=text)
 
-    def refuse(self, config: TrainConfig) -> None:
-        if not re.fullmatch(PLAIN_NAME, config.run, re.ASCII):
+    def refuse(self) -> None:
+        if not re.fullmatch(PLAIN_NAME, self.given.run, re.ASCII):
             raise UserError(
-                f"run: jobs and tokens are named after it, got {config.run!r}",
+                f"run: jobs and tokens are named after it, got {self.given.run!r}",
                 f"set {spell_setting('run')}, of letters, digits, '.', '_' and '-'",
             )
+        self.directory.check(self.given, resume=self.given.resume)
 
-    def of_the_jobs(self, config: TrainConfig, token: str) -> TrainConfig:
-        renews, root = config.reference.sync_steps > 0, config.reference.snapshot_root or self.directory.snapshots
-        return config.model_copy(
+    def of_the_jobs(self, token: str) -> TrainConfig:
+        reference = self.given.reference
+        renews, root = reference.sync_steps > 0, reference.snapshot_root or self.directory.snapshots
+        return self.given.model_copy(
             update={
                 "run_dir": self.directory.root,
                 "server": INLINE,  # the job knows its URL
                 "rollout": "external",
                 "token_file": self.files / token,
-                "reference": config.reference.model_copy(update={"snapshot_root": root if renews else None}),
+                "reference": reference.model_copy(update={"snapshot_root": root if renews else None}),
             }
         )
 
@@ -74,6 +76,11 @@ class Slurm(Cluster):
             "sbatch": {job: [*options.sbatch, *getattr(options, f"{job}_sbatch")] for job in _JOBS},
         }
         return {"config.toml": config_text(config)} | self.fill_in(_SCRIPTS, values)
+
+    def write(self, texts: Mapping[str, str]) -> None:
+        if not self.given.resume:
+            self.directory.config.unlink(missing_ok=True)  # of a run that failed before its first step
+        super().write(texts)
 
     @property
     def commands(self) -> Sequence[Sequence[str | Path]]:

@@ -258,13 +258,13 @@ def load_lead(
     return LoadedLearner(learner, LeadSampler(rank), write, save, form)
 
 
-def follow(world: World) -> None:
-    """Executes the commands of rank 0 until its last."""
+def follow(world: World) -> int:
+    """Executes the commands of rank 0 until its last. Returns the exit status that rank 0 chose."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # rank 0 ends the job, between steps
     command, header, _ = world.receive()
-    if command != "load":
-        return
+    if command == "end":
+        return header["status"]
     checkpoint = header["checkpoint"] and Path(header["checkpoint"])
     config = TrainConfig(**header["config"])
     weights = header["part_weights"]
@@ -272,7 +272,7 @@ def follow(world: World) -> None:
     while True:
         command, header, bodies = world.receive()
         if command == "end":
-            return
+            return header["status"]
         _COMMANDS[command](rank, [wire.decode(body) for body in bodies], **header)
 
 

@@ -46,6 +46,12 @@ class World:
         self._broadcast(torch.tensor([len(description), len(blob)]))
         self._broadcast(torch.frombuffer(bytearray(blob), dtype=torch.uint8))
 
+    def end(self, status: int) -> None:
+        """Ends the other ranks, with this exit status: torchrun, and a cluster, must not take a stopped run for a
+        finished one on any node."""
+        with self.together():
+            self.send("end", {"status": status})
+
     def receive(self) -> tuple[str, dict[str, Any], list[bytes]]:
         """The next command of rank 0, its header, its bodies. Raises RunFailed if rank 0 has died."""
         try:
@@ -97,7 +103,7 @@ class World:
 
 @contextmanager
 def join_world(device: str, timeout_seconds: float) -> Iterator[World]:
-    """Joins the processes that torchrun started; rank 0 tells the others `end` when the block ends well.
+    """Joins the processes that torchrun started. Rank 0 ends the others with `World.end`.
 
     device: as the setting; each rank takes the GPU of its local rank. timeout_seconds: see `World.timeout`.
     Raises UserError for a device with a number.
@@ -114,9 +120,6 @@ def join_world(device: str, timeout_seconds: float) -> Iterator[World]:
     commands, files = _gloo_group(_PATIENCE if rank else timeout), _gloo_group(timeout)
     world = World(rank, dist.get_world_size(), where, timeout_seconds, commands, files)
     yield world  # after an error this process ends, and with it torchrun the others
-    if rank == 0:
-        with world.together():
-            world.send("end", {})
     dist.destroy_process_group()
 
 

@@ -24,6 +24,7 @@ from tests.harness.models import tiny_model
 
 # The fields of JobSet v1alpha2 that are used, with the values that they may have; None: checked elsewhere.
 JOB_SET: Mapping[str, Any] = {
+    "suspend": True,
     "network": {"enableDNSHostnames": True, "subdomain": "it"},
     "successPolicy": {"operator": "All", "targetReplicatedJobs": ["trainer"]},
     "replicatedJobs": None,
@@ -92,7 +93,7 @@ def test_all_processes_understand_each_other(
         (tmp_path / name).write_text(text)
 
     script = written.container("server")["args"][-1]
-    serve = re.search(r"ref-server (serve .*) & server=", script)
+    serve = re.search(r"ref-server (serve .*) & child=", script)
     assert serve is not None
     words = shlex.split(serve[1].replace("/tokens/tokens", str(tmp_path / "tokens")))
     server = load_settings(ServeConfig, words[1:], prog="it", schema=ServeConfig)
@@ -105,10 +106,11 @@ def test_all_processes_understand_each_other(
     assert trainer.resume and trainer.rollout == "external" and trainer.max_steps == 7
     assert trainer.data.system_prompt == prompt and trainer.run_dir == Path("/runs/it")
 
-    arguments = written.container("workers")["args"]
-    assert arguments[:4] == ["policy-trainer", "rollout", "--config", "/config/config.toml"]
+    sample = re.search(r"policy-trainer rollout (.*) & child=", written.container("workers")["args"][-1])
+    assert sample is not None
+    words = shlex.split(sample[1].replace("/config/config.toml", str(tmp_path / "config.toml")))
     monkeypatch.setenv("POLICY_TRAINER_WORKER", "2")
-    worker = load_settings(RolloutConfig, [*config, *arguments[4:]], prog="it", schema=RolloutFile)
+    worker = load_settings(RolloutConfig, words, prog="it", schema=RolloutFile)
     assert (worker.worker, worker.workers) == (2, 3) == (2, written.jobs["workers"]["completions"])
 
     assert trainer.server == worker.server == f"http://{server.allowed_hosts[0]}:{server.port}"
@@ -240,7 +242,7 @@ def test_what_cannot_be_read(
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_kubectl_gets_the_files(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
-    """The JobSet first: it is refused if another one of this name exists."""
+    """The JobSet first, suspended: it is refused if another one of this name exists."""
     program = tmp_path / "bin" / "kubectl"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/called\nexit {status}\n')
@@ -250,4 +252,5 @@ def test_kubectl_gets_the_files(model: str, tmp_path: Path, monkeypatch: pytest.
     files = Path("runs/it/kubernetes").resolve()
     create = f"create --filename {files}/jobset.yaml\n"
     apply = f"apply --filename {files}/data.yaml --filename {files}/tokens.yaml\n"
-    assert (tmp_path / "called").read_text() == (create if status else create + apply)
+    begin = 'patch jobset it --type merge --patch {"spec": {"suspend": false}}\n'
+    assert (tmp_path / "called").read_text() == (create if status else create + apply + begin)

@@ -77,6 +77,7 @@ def main() -> None:
             follow(world)
         else:
             train(world, settings, config, Path(sys.argv[1]).parent)
+            world.end(0)
 
 
 if __name__ == "__main__":
