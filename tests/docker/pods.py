@@ -122,8 +122,8 @@ class Pods:
 
     def signal(self, pod: str, process: str, name: str) -> None:
         """Sends a signal to the first process whose command line contains this, except that of `--init`."""
-        found = 'grep -la "$0" /proc/[0-9]*/cmdline | cut -d / -f 3 | grep -vx -e 1 -e $$ | sort -n | head -1'
-        docker("exec", self.container(pod), "sh", "-c", f"kill -{name} $({found})", process)
+        first = 'grep -la "$0" /proc/[0-9]*/cmdline | cut -d / -f 3 | grep -vx -e 1 -e $$ | sort -n | head -1'
+        docker("exec", self.container(pod), "sh", "-c", f"kill -{name} $({first})", process)
 
     def output(self) -> str:
         return "\n".join(f"{name}:\n{self.log(name)}" for name in self.names)

@@ -183,6 +183,27 @@ def test_a_run_that_is_stopped_and_submitted_again(
 
 
 @pytest.mark.long
+def test_a_finished_run_goes_on_with_more_steps(
+    random_model: Path, tmp_path: Path, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its worker begins first, and reads that the run is finished."""
+    run_dir = tmp_path / "run"
+    steps, common = Steps(run_dir), ("--gpus-per-node", "0", "--run-dir", str(run_dir))
+    settings = ("--model", str(random_model), "--max-unrewarded-steps", "0", "--device", "cpu", *QUICK)
+
+    def ended() -> bool:
+        return (run_dir / "slurm" / "ended").exists() and not {"RUNNING", "PENDING"} & set(cluster.states().values())
+
+    launch(monkeypatch, *common, *settings, "--max-steps", "6")
+    steps.until(ended, "the run to finish")
+    launch(monkeypatch, *common, "--resume", "--max-steps", "12")
+    steps.until(lambda: not (run_dir / "slurm" / "ended").exists(), "the jobs to begin")
+    steps.until(ended, "the run to finish again")
+    assert [record["step"] for record in steps_of(run_dir)] == list(range(1, 13)), logs(run_dir / "slurm")
+    assert (run_dir / "slurm" / "ended").read_text() == "finished\n"
+
+
+@pytest.mark.long
 def test_a_run_whose_trainer_is_cancelled_holds_no_nodes(
     random_model: Path, tmp_path: Path, cluster: Slurm, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
