@@ -46,9 +46,14 @@ class Cluster(ABC):
     def refuse(self) -> None:
         """Raises UserError for settings that do not suit this cluster."""
 
+    @property
+    def trainer_token(self) -> str:
+        """Name of the trainer's token file. Only an admin may renew the reference."""
+        return "admin.token" if self.given.reference.sync_steps else "train.token"
+
     @abstractmethod
-    def of_the_jobs(self, token: str) -> TrainConfig:
-        """The settings of the trainer and the workers. token: name of the trainer's token file."""
+    def of_the_jobs(self) -> TrainConfig:
+        """The settings of the trainer and the workers."""
 
     @abstractmethod
     def render(self, config: TrainConfig, tokens: Mapping[str, str]) -> Mapping[str, str]:

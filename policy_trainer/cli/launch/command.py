@@ -30,7 +30,7 @@ def launch(arguments: list[str]) -> int:
     cluster.refuse()
     if not options.dry_run and shutil.which(cluster.program) is None:
         raise UserError(f"launch: {cluster.program} is not on PATH", f"{cluster.remedy}, or use --dry-run")
-    config = cluster.of_the_jobs("admin.token" if given.reference.sync_steps else "train.token")
+    config = cluster.of_the_jobs()
     tokens = _tokens(cluster.files, config.run)
     texts = cluster.render(config, tokens)
     cluster.write({**tokens, **texts})

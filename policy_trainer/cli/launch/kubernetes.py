@@ -95,7 +95,7 @@ class Kubernetes(Cluster):
         path = PurePosixPath(posixpath.normpath(claims[0].path / value))
         return any(path.is_relative_to(claim.path) for claim in claims)
 
-    def of_the_jobs(self, token: str) -> TrainConfig:
+    def of_the_jobs(self) -> TrainConfig:
         return self.given.model_copy(
             update={
                 "run_dir": Path("/runs", self.given.run),
@@ -120,7 +120,7 @@ class Kubernetes(Cluster):
             "image": options.image,
             "config": config_text(config),
             "tokens": tokens,
-            "trainer_token": "admin.token" if config.reference.sync_steps else "train.token",
+            "trainer_token": self.trainer_token,
             "serve": shlex.join([*_SERVE, "--allowed-hosts", self._server, *serve]),
             "nodes": options.nodes,
             "ranks": options.nodes * max(1, options.gpus_per_node),

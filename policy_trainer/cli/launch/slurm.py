@@ -41,7 +41,7 @@ class Slurm(Cluster):
             )
         self.directory.check(self.given, resume=self.given.resume)
 
-    def of_the_jobs(self, token: str) -> TrainConfig:
+    def of_the_jobs(self) -> TrainConfig:
         reference = self.given.reference
         renews, root = reference.sync_steps > 0, reference.snapshot_root or self.directory.snapshots
         return self.given.model_copy(
@@ -49,7 +49,7 @@ class Slurm(Cluster):
                 "run_dir": self.directory.root,
                 "server": INLINE,  # the job knows its URL
                 "rollout": "external",
-                "token_file": self.files / token,
+                "token_file": self.files / self.trainer_token,
                 "reference": reference.model_copy(update={"snapshot_root": root if renews else None}),
             }
         )

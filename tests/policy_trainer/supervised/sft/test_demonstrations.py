@@ -49,7 +49,8 @@ def load(
     ) -> RowSet[TokenGroup]:
         paths = {"path": write(*lines), "eval_path": write(eval_lines, name="eval_lines.jsonl")}
         config = from_values(SftConfig, model="none", data={**paths, **(data or {})}, **changes)
-        return load_demonstrations(config, make_tiny(vocabulary=vocabulary), tokenizer, note)
+        # A copy, since data.chat_template changes it.
+        return load_demonstrations(config, make_tiny(vocabulary=vocabulary), deepcopy(tokenizer), note)
 
     return load
 
