@@ -17,6 +17,8 @@ from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of
 from tests.harness.server import Server
 from tests.harness.slurm import Slurm, SlurmMissing, slurm
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -102,7 +104,6 @@ def check_batches(run_dir: Path, model: Path, directory: Path, postgresql: Path)
         subprocess.run([postgresql / "pg_ctl", "stop", "-D", data, "-m", "fast"], check=True)
 
 
-@pytest.mark.long
 def test_a_run_whose_jobs_are_killed_and_requeued(
     random_model: Path, tmp_path: Path, cluster: Slurm, postgresql: Path, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -182,7 +183,6 @@ def test_a_run_that_is_stopped_and_submitted_again(
     assert [record["step"] for record in steps_of(run_dir)][: done + 3] == list(range(1, done + 4))
 
 
-@pytest.mark.long
 def test_a_finished_run_goes_on_with_more_steps(
     random_model: Path, tmp_path: Path, cluster: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +203,6 @@ def test_a_finished_run_goes_on_with_more_steps(
     assert (run_dir / "slurm" / "ended").read_text() == "finished\n"
 
 
-@pytest.mark.long
 def test_a_run_whose_trainer_is_cancelled_holds_no_nodes(
     random_model: Path, tmp_path: Path, cluster: Slurm, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
