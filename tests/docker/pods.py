@@ -28,7 +28,8 @@ _POD_SECURITY = {
 
 
 class Pods:
-    """The pods of RUN_DIR/kubernetes in a network of their own; containers are named like pods: `it-trainer-0-0`.
+    """The pods of RUN_DIR/kubernetes in a network of their own; each container has its pod's name as host name,
+    such as `it-trainer-0-0`.
 
     directory: for the files of secrets and settings.
     """

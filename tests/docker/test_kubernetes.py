@@ -1,4 +1,4 @@
-"""`policy-trainer launch --kubernetes`: its pods as containers, two of them a trainer on two nodes."""
+"""`policy-trainer launch --kubernetes`: its pods run as containers, with a trainer on two nodes."""
 
 import json
 from collections.abc import Iterator

@@ -64,7 +64,7 @@ def _parser(clusters: Sequence[type[Cluster]]) -> ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--workers", metavar="N", type=count(1), default=1,
-        help="rollout workers, with a GPU for each; with --sampler vllm vllm.tensor_parallel_size GPUs; default: 1",
+        help="rollout workers, each with one GPU, or vllm.tensor_parallel_size GPUs if --sampler vllm; default: 1",
     )  # fmt: skip
     for cluster in clusters:
         cluster.add_options(parser)
@@ -91,7 +91,7 @@ def _refuse(cluster: Cluster) -> None:
 
 def _tokens(directory: Path, run: str) -> Mapping[str, str]:
     """A token for each role: `tokens` for the server, ROLE.token for a client. Those of workers and trainer are valid
-    for this run only. Tokens of an earlier launch stay valid."""
+    for this run only. Tokens of an earlier launch of this run are used again."""
     bound, names = f" run={run}", ("tokens", *(f"{role}.token" for role in _ROLES))
     if all((directory / name).exists() for name in names):
         earlier = {name: (directory / name).read_text() for name in names}

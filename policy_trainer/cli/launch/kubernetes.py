@@ -1,4 +1,4 @@
-"""A run on Kubernetes: a JobSet whose pods share nothing but the reference server."""
+"""A run on Kubernetes: a JobSet whose jobs exchange data only through the reference server."""
 
 import json
 import posixpath
@@ -60,7 +60,8 @@ class Kubernetes(Cluster):
         )  # fmt: skip
         group.add_argument(
             "--storage-class", metavar="NAME",
-            help="storage class of the trainer's volume, which several nodes share; default: the cluster's",
+            help="storage class of the trainer's volume; with --nodes above 1 it must allow ReadWriteMany; "
+            "default: the cluster's",
         )  # fmt: skip
 
     def refuse(self) -> None:
@@ -69,12 +70,16 @@ class Kubernetes(Cluster):
         if not re.fullmatch(_RUN, self.given.run):
             raise UserError(
                 f"run: pods are named after it, got {self.given.run!r}",
-                f"set {spell_setting('run')}: at most 40 lower-case letters, digits and '-', the first a letter",
+                f"set {spell_setting('run')}: at most 40 lower-case letters, digits and '-', starting with a letter "
+                "and not ending with '-'",
             )
         if self.given.resume:
             raise UserError("resume: the trainer's job always continues the run on its volume", "leave it out")
         if self.given.reference.snapshot_root is not None:
-            raise UserError("reference.snapshot_root: the pods share no directory", "leave it out")
+            raise UserError(
+                "reference.snapshot_root: the server and the trainer share no directory that they can write to",
+                "leave it out",
+            )
         for name, value in _local_things(self.given):
             if not self._sees(value):
                 raise UserError(

@@ -65,8 +65,8 @@ def check_reference(reference: ModelInfo, config: TrainConfig) -> None:
     teacher = reference.teacher or (None if config.penalised_by_server else reference.name)
     if config.teacher is not None and config.teacher != teacher:
         raise UserError(
-            f"teacher: that of the server is {teacher}, got {config.teacher}",
-            f"leave {spell_setting('teacher')} out, or start a server with that one",
+            f"teacher: the server's teacher is {teacher}, but the setting is {config.teacher}",
+            f"leave {spell_setting('teacher')} out, or start a server whose teacher is {config.teacher}",
         )
     if config.reference.sync_steps and not config.penalised_by_server and reference.teacher is not None:
         raise UserError(

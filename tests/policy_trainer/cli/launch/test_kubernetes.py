@@ -191,7 +191,7 @@ def test_a_model_that_only_pods_see(model: str, capsys: pytest.CaptureFixture[st
         (["--run", "Mine"], "run: pods are named after it, got 'Mine'"),
         (["--run", "a" * 41], "run: pods are named after it"),
         (["--resume"], "resume: the trainer's job always continues"),
-        (["--reference.snapshot-root", "s"], "reference.snapshot_root: the pods share no directory"),
+        (["--reference.snapshot-root", "s"], "reference.snapshot_root: the server and the trainer share no directory"),
         (["--task", "jsonl", "--data.path", "rows.jsonl"], "data.path: pods do not see rows.jsonl"),
         (["--claim", "c=/c", "--task", "jsonl", "--data.path", "/d/r.jsonl"], "data.path: pods do not see /d/r.jsonl"),
         (["--claim", "c=/c", "--task", "jsonl", "--data.path", "../r.jsonl"], "data.path: pods do not see ../r.jsonl"),

@@ -103,7 +103,7 @@ def test_a_teacher_that_is_given_must_be_that_of_the_server(
 ) -> None:
     config = from_values(TrainConfig, model="mine", server="http://far:8400", loss=loss, teacher=teacher)
     check_reference(described(**server), config)
-    with pytest.raises(UserError, match=f"^teacher: that of the server is {teacher}, got other"):
+    with pytest.raises(UserError, match=f"^teacher: the server's teacher is {teacher}, but the setting is other"):
         check_reference(described(**server), config.model_copy(update={"teacher": "other"}))
 
 
