@@ -18,7 +18,8 @@ from policy_trainer.learner.optimizer import trained
 from policy_trainer.rollout.sampling.kv_cache import GROWTH
 from policy_trainer.rollout.sampling.prepacked import PREPACKED_BYTES
 from shared.logprobs import language_model, vision_of
-from shared.logprobs.head import KEPT_LOGITS, tile_logits
+from shared.logprobs.head import KEPT_LOGITS
+from shared.logprobs.tiles import tile_logits
 
 Parts = dict[str, int]
 """Bytes by what holds them."""
@@ -77,15 +78,17 @@ class Tower(Layers):
 @dataclass(frozen=True, kw_only=True)
 class Shape(Layers):
     """A model's sizes. parameters: in all, a tied weight once; trained: of those that train; largest: of the largest
-    matrix that does; tied: whether that is embedding and head in one; layer: of the largest layer, 0 where transformers
-    does not mark layers; trained_layer: of those that train in one. quantised: of those in 4 bits; dequantised: of the
-    largest matrix of them. tower: None for a text model. queries, keys: on average, where layers differ.
+    matrix that does; tied: whether that is embedding and head in one; frozen_head: whether the head stays as it is;
+    layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those that train in one.
+    quantised: of those in 4 bits; dequantised: of the largest matrix of them. tower: None for a text model. queries,
+    keys: on average, where layers differ.
     """
 
     parameters: int
     trained: int
     largest: int
     tied: bool
+    frozen_head: bool
     vocabulary: int
     layer: int
     trained_layer: int
@@ -128,6 +131,7 @@ class Shape(Layers):
             trained=_count(trained(model).values()),
             largest=largest.numel(),
             tied=head is not None and largest is head.weight is model.get_input_embeddings().weight,
+            frozen_head=head is not None and not head.weight.requires_grad,
             layers=config.num_hidden_layers,
             hidden=hidden,
             mlp=experts * (getattr(config, "moe_intermediate_size", None) or mlp) if experts else mlp,
@@ -241,7 +245,11 @@ def offloaded(shape: Shape) -> Parts:
 def activations(shape: Shape, width: int, work: Work, *, recompute: bool) -> int:
     """What a forward keeps for its backward, and the largest temporary tensors. Prompts of a model that takes pictures
     are counted as pictures."""
-    logits = _logits(shape, work, kept=KEPT_LOGITS)
+    # A frozen head keeps gradients of the hidden states instead of logits.
+    if shape.frozen_head:
+        logits = _logits(shape, work, kept=0) + 2 * FLOAT32 * work.completions * shape.hidden
+    else:
+        logits = _logits(shape, work, kept=KEPT_LOGITS)
     # Autograd has the gradient of a tied matrix from the head until the embedding adds its own, out of place.
     gradient = width * shape.largest
     held, added = (gradient, 3 * gradient) if shape.tied else (0, gradient)

@@ -1,11 +1,11 @@
 """The LM head and the log-softmax, in tiles of tokens times vocabulary: (C, V) logits are never in memory as a whole.
 
 A tile is upcast before its softmax: in bf16 a softmax errs by up to 0.05 nats. The backward keeps a fixed number of
-logits and recomputes the other tiles: keeping all of them would cost the memory that the tiles save.
+logits and recomputes the other tiles: keeping all of them would cost the memory that the tiles save. Where the head is
+frozen, as with adapters, the forward makes the gradients of the log-probs too, and the backward needs no logits.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +15,10 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from shared.logprobs.kept_tokens import KeptTokens
+from shared.logprobs.tiles import Tiles, TokenGradients, add_product_, wide
 
-# Logits of one tile. On a CPU 4 MiB of float32, which fit its caches; a GPU needs more work per call.
-_TILE_LOGITS = {"cpu": 2**20}
-_GPU_TILE_LOGITS = 2**26
-# Tile sizes are multiples of this: rows of logits that are not aligned to cache lines cost a third of the speed.
-_ALIGNED = 64
-# Tokens of one tile at most. Fewer make the matrix products slow; more leave room for only a little vocabulary.
-_TILE_TOKENS = 1024
 # Logits kept for the backward, 512 MiB of float32. Each kept tile saves a quarter of its matrix products.
 KEPT_LOGITS = 2**27
-
-
-def tile_logits(device: str) -> int:
-    """The largest tile on devices of this type."""
-    return _TILE_LOGITS.get(device, _GPU_TILE_LOGITS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +87,7 @@ class LMHead:
         self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None, *, with_entropy: bool
     ) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        options = self.softcap, mask, with_entropy, KEPT_LOGITS if torch.is_grad_enabled() else 0
+        options = self.softcap, mask, with_entropy, torch.is_grad_enabled()
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
         return _TiledLogps.apply(*inputs, options)  # type: ignore[return-value]
 
@@ -144,10 +133,7 @@ class _Entropies(torch.autograd.Function):
 
 
 class _TiledLogps(torch.autograd.Function):
-    """options: (softcap, mask, with_entropy, logits_to_keep).
-
-    logits_to_keep: logits kept in memory for the backward instead of being recomputed.
-    """
+    """options: (softcap, mask, with_entropy, trains: whether a backward may follow)."""
 
     @staticmethod
     def forward(
@@ -157,14 +143,17 @@ class _TiledLogps(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
-        options: tuple[float | None, KeptTokens | None, bool, int],
+        options: tuple[float | None, KeptTokens | None, bool, bool],
     ) -> tuple[Tensor, Tensor | None]:
-        softcap, mask, with_entropy, logits_to_keep = options
+        softcap, mask, with_entropy, trains = options
+        frozen = trains and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
+        logits_to_keep = KEPT_LOGITS if trains and not frozen else 0
         tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap, mask)
         shape = (len(tiles.vocabulary), len(hidden))
         # For each part of the vocabulary: the log-sum-exp, and the expected logit.
         sums, expected = hidden.new_zeros((2, *shape), dtype=wide(hidden.dtype))
         target = torch.zeros_like(sums[0])
+        gradients = HiddenGradients.of(tiles) if frozen else None
         # One for all tiles: memory that is new costs as much as the log-softmax itself.
         buffer = torch.empty_like(tiles.buffer, dtype=sums.dtype)
         kept: dict[tuple[int, int], Tensor] = {}
@@ -175,8 +164,12 @@ class _TiledLogps(torch.autograd.Function):
                 logps = torch.log_softmax(logits, dim=1, out=buffer[: logits.numel()].view_as(logits))
                 # logits - logps is the log-sum-exp in every column; at the largest logit it is the most precise.
                 sums[part, tokens] = logits.amax(dim=1) - logps.amax(dim=1)
+                if with_entropy or gradients is not None:
+                    logps.exp_()
                 if with_entropy:
-                    expected[part, tokens] = torch.linalg.vecdot(logps.exp_(), logits)
+                    expected[part, tokens] = torch.linalg.vecdot(logps, logits)
+                if gradients is not None:
+                    gradients.add_(logps, logits, sums[part, tokens], tokens, vocabulary)
                 inside, column = tiles.targets(tokens, vocabulary)
                 target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
                 if keeps:
@@ -184,7 +177,8 @@ class _TiledLogps(torch.autograd.Function):
                     logits_to_keep -= logits.numel()
         log_sum = sums.logsumexp(dim=0)
         entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0) if with_entropy else None
-        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum, entropy)
+        of_hidden = None if gradients is None else gradients.finish_(target, log_sum)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum, entropy, of_hidden)
         ctx.softcap, ctx.mask, ctx.kept = softcap, mask, kept
         ctx.set_materialize_grads(False)
         return target - log_sum, entropy
@@ -192,13 +186,16 @@ class _TiledLogps(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, bias, targets, temperatures, log_sum, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, temperatures, log_sum, entropy, of_hidden = ctx.saved_tensors
+        of_logps, of_entropies = grad_outputs
+        if of_hidden is not None and of_logps is not None and of_entropies is None:
+            return (of_hidden * of_logps[:, None]).to(hidden.dtype), None, None, None, None, None
         tiles = Tiles.of(hidden, weight, bias, targets, temperatures, ctx.softcap, ctx.mask)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
         grad_bias = torch.empty_like(bias) if wants_bias else None
-        slopes = TokenGradients.of(temperatures, log_sum, entropy, *grad_outputs)
+        slopes = TokenGradients.of(temperatures, log_sum, entropy, of_logps, of_entropies)
         for vocabulary in tiles.vocabulary:
             # The gradient of a weight tile is summed over all tokens in float32, if the weight is that in place, and
             # rounded once.
@@ -214,9 +211,9 @@ class _TiledLogps(torch.autograd.Function):
                     tile_bias += slope.sum(dim=0)
                 slope = slope.to(weight.dtype)
                 if grad_hidden is not None:
-                    _add_product_(grad_hidden[tokens], slope, weight[vocabulary])
+                    add_product_(grad_hidden[tokens], slope, weight[vocabulary])
                 if tile_weight is not None:
-                    _add_product_(tile_weight, slope.T, hidden[tokens])
+                    add_product_(tile_weight, slope.T, hidden[tokens])
             if grad_weight is not None and tile_weight is not None and tile_weight.dtype != weight.dtype:
                 grad_weight[vocabulary] = tile_weight
             if grad_bias is not None and tile_bias is not None:
@@ -225,125 +222,43 @@ class _TiledLogps(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None, None
 
 
-def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, without a tensor in between if all have one dtype."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
-
-
 @dataclass(frozen=True, eq=False)
-class Tiles:
-    """Computes the logits of tiles: some tokens times a part of the vocabulary. buffer: of the largest size."""
+class HiddenGradients:
+    """Of log-probs with respect to the hidden states, made with the log-probs: (W_t - sum_j p_j W_j) / temperature.
 
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    all_targets: Tensor
-    temperatures: Tensor
-    softcap: float | None
-    mask: KeptTokens | None
-    tokens: list[slice]
-    vocabulary: list[slice]
-    buffer: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperatures: Tensor,
-        softcap: float | None,
-        mask: KeptTokens | None,
-    ) -> "Tiles":
-        tokens = list(_slices(len(hidden), _TILE_TOKENS))
-        size = tile_logits(hidden.device.type) // tokens[0].stop
-        vocabulary = list(_slices(len(weight), max(1, size)))
-        buffer = hidden.new_empty(tokens[0].stop * vocabulary[0].stop)
-        return cls(hidden, weight, bias, targets, temperatures, softcap, mask, tokens, vocabulary, buffer)
-
-    @staticmethod
-    def shape(tokens: slice, vocabulary: slice) -> tuple[int, int]:
-        return tokens.stop - tokens.start, vocabulary.stop - vocabulary.start
-
-    def logits(self, tokens: slice, vocabulary: slice, *, in_buffer: bool) -> Tensor:
-        """float32 or float64 logits of one tile, divided by the temperature. in_buffer: the next ones overwrite it."""
-        hidden, weight, shape = self.hidden[tokens], self.weight[vocabulary].T, self.shape(tokens, vocabulary)
-        out = self.buffer[: math.prod(shape)].view(shape) if in_buffer else None
-        if self.bias is None:
-            logits = torch.mm(hidden, weight, out=out)
-        else:
-            logits = torch.addmm(self.bias[vocabulary], hidden, weight, out=out)
-        logits = logits.to(wide(hidden.dtype))
-        if self.softcap is not None:
-            logits = logits.div_(self.softcap).tanh_().mul_(self.softcap)
-        logits = logits.div_(self.temperatures[tokens, None])
-        return logits if self.mask is None else self.mask.apply_(logits, tokens.start, vocabulary.start)
-
-    def targets(self, tokens: slice, vocabulary: slice) -> tuple[Tensor, Tensor]:
-        """bool (T,): is the token's target in this part; (T, 1): its column, arbitrary if it is not."""
-        column = self.all_targets[tokens] - vocabulary.start
-        size = vocabulary.stop - vocabulary.start
-        return (column >= 0) & (column < size), column.clamp(0, size - 1)[:, None]
-
-    def slope_(self, logits: Tensor, tokens: slice, vocabulary: slice, slopes: "TokenGradients") -> Tensor:
-        """The loss's gradient with respect to the matrix product's output. Overwrites `logits`."""
-        through = None
-        if self.softcap is not None:
-            through = 1 - (logits * (self.temperatures[tokens, None] / self.softcap)).square()
-        slope = slopes.of_softmax_(logits.sub_(slopes.log_sum[tokens, None]), tokens)
-        inside, column = self.targets(tokens, vocabulary)
-        slope.scatter_add_(1, column, torch.where(inside, slopes.of_logp[tokens], 0.0)[:, None])
-        return slope if through is None else slope.mul_(through)
-
-
-@dataclass(frozen=True, eq=False)
-class TokenGradients:
-    """What the backward pass needs for each token, (C,).
-
-    log_sum: the log-sum-exp of its logits. of_logp, of_entropy: the loss's gradients with respect to its log-prob and
-    its entropy, divided by the temperature; None where the loss has no entropy.
+    rows: (C, h), the sum over all tokens but the target, times exp(log_sum - highest): an online softmax. highest: (C,)
+    the largest log-sum-exp of a part of the vocabulary so far.
     """
 
-    log_sum: Tensor
-    entropy: Tensor | None
-    of_logp: Tensor
-    of_entropy: Tensor | None
+    tiles: Tiles
+    rows: Tensor
+    highest: Tensor
 
     @classmethod
-    def of(
-        cls,
-        temperatures: Tensor,
-        log_sum: Tensor,
-        entropy: Tensor | None,
-        of_logps: Tensor | None,
-        of_entropies: Tensor | None,
-    ) -> "TokenGradients":
-        """of_logps, of_entropies: autograd's gradients; None where the loss has no such term."""
-        of_logp = torch.zeros_like(log_sum) if of_logps is None else of_logps / temperatures
-        return cls(log_sum, entropy, of_logp, None if of_entropies is None else of_entropies / temperatures)
+    def of(cls, tiles: Tiles) -> "HiddenGradients":
+        rows = torch.zeros_like(tiles.hidden, dtype=wide(tiles.hidden.dtype))
+        return cls(tiles, rows, rows.new_full((len(rows),), -math.inf))
 
-    def of_softmax_(self, logps: Tensor, tokens: slice) -> Tensor:
-        """-p_j times the gradient of the log-prob, as d log p_k / d z_j = [j = k] - p_j of which the first is left out,
-        and that of the entropy, as dH / d z_j = -p_j (log p_j + H). Overwrites `logps`, those of one tile."""
-        if self.of_entropy is None or self.entropy is None:
-            return logps.exp_().mul_(-self.of_logp[tokens, None])
-        pull = (logps + self.entropy[tokens, None]).mul_(self.of_entropy[tokens, None]).add_(self.of_logp[tokens, None])
-        return logps.exp_().mul_(pull.neg_())
+    def add_(self, probs: Tensor, logits: Tensor, log_sum: Tensor, tokens: slice, vocabulary: slice) -> None:
+        """One tile: its softmax, which is overwritten, its logits, and their log-sum-exp."""
+        inside, column = self.tiles.targets(tokens, vocabulary)
+        # The target's part is (1 - p) W_t: where p is almost 1, little of it would be left of W_t - p W_t.
+        probs.scatter_(1, column, torch.where(inside[:, None], 0.0, probs.gather(1, column)))
+        if (slope := self.tiles.softcap_slope(logits, tokens)) is not None:
+            probs.mul_(slope)
+        before = self.highest[tokens]
+        highest = torch.maximum(before, log_sum)
+        probs.mul_((log_sum - highest).exp_()[:, None])
+        weight = self.tiles.weight[vocabulary]
+        rows = self.rows[tokens].mul_((before - highest).exp_()[:, None])
+        add_product_(rows, probs.to(weight.dtype), weight)
+        self.highest[tokens] = highest
 
-
-def _slices(length: int, limit: int) -> Iterator[slice]:
-    """Cuts [0, length) into the fewest parts of about equal size, at most `limit` (alignment may add a little)."""
-    parts = -(-length // limit)
-    size = -(-length // parts)
-    if size > _ALIGNED:
-        size += -size % _ALIGNED
-    for start in range(0, length, size):
-        yield slice(start, min(start + size, length))
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+    def finish_(self, target: Tensor, log_sum: Tensor) -> Tensor:
+        """(C, h), after all tiles. (C,) target: its logit; log_sum: of all logits."""
+        of_target = -(target - log_sum).expm1()[:, None]
+        if (slope := self.tiles.softcap_slope(target[:, None], slice(None))) is not None:
+            of_target *= slope
+        rows = self.rows.mul_((self.highest - log_sum).exp_()[:, None])
+        target_rows = of_target * self.tiles.weight[self.tiles.all_targets]
+        return torch.sub(target_rows, rows, out=rows).div_(self.tiles.temperatures[:, None])

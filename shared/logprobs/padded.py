@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from shared.batch import TokenGroup
 from shared.logprobs.forward import HiddenForward, body_of
-from shared.logprobs.head import target_logps, target_logps_and_entropies, target_logps_and_likeliest, wide
+from shared.logprobs.head import target_logps, target_logps_and_entropies, target_logps_and_likeliest
 from shared.logprobs.kept_tokens import kept_tokens
+from shared.logprobs.tiles import wide
 from shared.logprobs.vision import Vision, vision_of
 
 # Most tokens of a padded micro-batch, unless a single row has more.
