@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from policy_trainer.reporting.report.curves import draw_curves
 from policy_trainer.reporting.report.model_card import model_card, public
 from policy_trainer.reporting.report.run import RecordedRun, read_run
 from policy_trainer.reporting.report.story import outcome
@@ -18,6 +20,7 @@ from shared.models import is_adapter
 # Of a checkpoint: what only the run needs, such as the optimizer's state.
 _OF_THE_RUN = (STATE, "*.pt")
 _CARD = "README.md"
+_CURVES = "curves.png"
 
 
 def run(arguments: list[str]) -> int:
@@ -35,7 +38,7 @@ def _parser() -> ArgumentParser:
         prog="policy-trainer push",
         description="Uploads the model of a run of train, sft or reward-model, with tokenizer and model card, to the "
         "Hugging Face Hub, or writes both into a directory. The card says what was trained on what, with the "
-        "evaluations, a table of steps and the settings that are not the defaults.",
+        "curves, the evaluations, a table of steps and the settings that are not the defaults.",
         epilog="The token is that of `hf auth login`, or HF_TOKEN. HF_ENDPOINT names another hub.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
@@ -70,27 +73,12 @@ def _model_of(root: Path, step: int | None) -> Path:
     return model
 
 
-def _card(options: Namespace, source: Path, recorded: RecordedRun, name: str, repository: str | None) -> str:
-    shown = public(recorded)
-    sentences = outcome(shown)
-    if options.checkpoint is not None:
-        sentences.append(f"This is the model after step {options.checkpoint}.")
-    sentences.append("It was trained with Tandem.")
-    return model_card(
-        name,
-        " ".join(sentences),
-        shown,
-        base=recorded.settings["model"],
-        dataset=recorded.settings["data.dataset"],
-        adapters=is_adapter(source),
-        repository=repository,
-    )
-
-
 def _write_directory(options: Namespace, source: Path, recorded: RecordedRun) -> Path:
     if options.to.exists():
         raise UserError(f"to: {options.to} exists", "name another directory")
-    _fill(options.to, source, _card(options, source, recorded, options.to.name, None), shutil.copy2)
+    options.to.mkdir(parents=True)
+    _place_model(options.to, source, shutil.copy2)
+    _write_card(options.to, options, source, recorded, options.to.name)
     return options.to
 
 
@@ -107,12 +95,12 @@ def _upload(options: Namespace, source: Path, recorded: RecordedRun) -> str:
             raise UserError(f"repo: {repository} is public", "make it private there, or leave out --private")
         if options.revision:
             api.create_branch(repository, branch=options.revision, exist_ok=True)
-        card = _card(options, source, recorded, repository.rpartition("/")[2], repository)
         with TemporaryDirectory(prefix="tandem-push-") as temporary:
-            _fill(Path(temporary) / "model", source, card, os.symlink)
+            _place_model(Path(temporary), source, os.symlink)
+            _write_card(Path(temporary), options, source, recorded, repository.rpartition("/")[2], repository)
             commit = api.upload_folder(
                 repo_id=repository,
-                folder_path=Path(temporary) / "model",
+                folder_path=temporary,
                 commit_message="Upload with Tandem",
                 revision=options.revision,
             )
@@ -123,10 +111,35 @@ def _upload(options: Namespace, source: Path, recorded: RecordedRun) -> str:
     return str(commit.commit_url)
 
 
-def _fill(target: Path, source: Path, card: str, place: Callable[[Path, Path], object]) -> None:
-    """Puts the model's files and the card into a new directory. place: called with a file and its new path."""
-    target.mkdir(parents=True)
+def _place_model(target: Path, source: Path, place: Callable[[Path, Path], object]) -> None:
+    """Puts the model's files into a directory. place: called with a file and its new path."""
     for file in sorted(source.iterdir()):
-        if file.is_file() and not any(file.match(pattern) for pattern in (*_OF_THE_RUN, _CARD)):
+        if file.is_file() and not any(file.match(pattern) for pattern in (*_OF_THE_RUN, _CARD, _CURVES)):
             place(file.absolute(), target / file.name)
+
+
+def _write_card(
+    target: Path, options: Namespace, source: Path, recorded: RecordedRun, name: str, repository: str | None = None
+) -> None:
+    """Writes the card and its picture into the directory."""
+    shown = public(recorded)
+    sentences = outcome(shown)
+    if options.checkpoint is not None:
+        sentences.append(f"This is the model after step {options.checkpoint}.")
+    sentences.append("It was trained with Tandem.")
+    try:
+        drawn = draw_curves(shown, target / _CURVES)
+    except ImportError:
+        drawn = False
+        print("no curves in the card: they need matplotlib; pip install 'tandem-grpo[plot]'", file=sys.stderr)
+    card = model_card(
+        name,
+        " ".join(sentences),
+        shown,
+        base=recorded.settings["model"],
+        dataset=recorded.settings["data.dataset"],
+        adapters=is_adapter(source),
+        repository=repository,
+        curves=_CURVES if drawn else None,
+    )
     (target / _CARD).write_text(card)

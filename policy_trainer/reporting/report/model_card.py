@@ -40,8 +40,10 @@ def model_card(
     tags: Sequence[str] = (),
     adapters: bool = False,
     repository: str | None = None,
+    curves: str | None = None,
 ) -> str:
-    """Returns README.md. base: the model that was trained; in the metadata only if it is a Hub id. run: `public`."""
+    """Returns README.md. base: the model that was trained; in the metadata only if it is a Hub id. run: `public`.
+    curves: the name of a picture beside the card."""
     from huggingface_hub import ModelCardData
 
     command = run.settings.command if run else "train"
@@ -62,6 +64,7 @@ def model_card(
         f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n",
         f"{introduction}\n",
         "" if command == "reward-model" else _USE.format(repository=repository or name),
+        f"\n![Curves of the run]({curves})\n" if curves else "",
         *(_sections(run) if run else ()),
         f"\nVersions: {versions}.\n",
     ]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
+from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policy_trainer.cli.push import run
@@ -41,7 +42,8 @@ def root(tmp_path: Path) -> Path:
 def test_a_directory_has_the_model_and_its_card(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert run([str(root), "--to", str(out)]) == 0 and capsys.readouterr().out.strip() == str(out)
-    assert {file.name for file in out.iterdir()} == {file.name for file in (root / "model").iterdir()} | {"README.md"}
+    files = {file.name for file in (root / "model").iterdir()}
+    assert {file.name for file in out.iterdir()} == {*files, "README.md", "curves.png"}
     assert AutoModelForCausalLM.from_pretrained(out).num_parameters() > 0 and len(AutoTokenizer.from_pretrained(out))
     card = ModelCard.load(out / "README.md")
     data = card.data.to_dict()
@@ -58,6 +60,23 @@ def test_a_directory_has_the_model_and_its_card(root: Path, tmp_path: Path, caps
     )
     with pytest.raises(UserError, match="out exists"):
         run([str(root), "--to", str(out)])
+    assert "![Curves of the run](curves.png)" in card.text
+    with Image.open(out / "curves.png") as picture:
+        assert picture.format == "PNG" and picture.width == 3 * 504  # accuracy, reward, KL
+
+
+def test_a_card_without_curves(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run with a single step, and without matplotlib, which is an extra."""
+    single = make_run(tmp_path / "single", [step_record(1)])
+    tiny_model(single)
+    assert run([str(single), "--to", str(tmp_path / "a")]) == 0 and not capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert run([str(root), "--to", str(tmp_path / "b")]) == 0 and "tandem-grpo[plot]" in capsys.readouterr().err
+    for out in ("a", "b"):
+        assert not (tmp_path / out / "curves.png").exists()
+        assert "curves.png" not in (tmp_path / out / "README.md").read_text()
 
 
 def test_a_model_of_this_machine_is_no_base_on_the_hub(tmp_path: Path) -> None:
@@ -203,6 +222,7 @@ def test_the_hub_gets_the_model(root: Path, hub: Hub) -> None:
     assert hub.repositories == {"me/my-sums": True} and hub.tokens == {f"Bearer {TOKEN}"}
     card = hub.files.pop("README.md").decode()
     assert 'model="me/my-sums"' in card and "model_name: my-sums" in card
+    assert "curves.png" in card and hub.files.pop("curves.png").startswith(b"\x89PNG")
     assert hub.files == {file.name: file.read_bytes() for file in (root / "model").iterdir()}
 
 
