@@ -43,7 +43,7 @@ def model_card(
     curves: str | None = None,
 ) -> str:
     """Returns README.md. base: the model that was trained; in the metadata only if it is a Hub id. run: `public`.
-    curves: the name of a picture beside the card."""
+    curves: the name of a picture in the same directory."""
     from huggingface_hub import ModelCardData
 
     command = run.settings.command if run else "train"
