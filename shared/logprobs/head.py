@@ -65,29 +65,24 @@ class LMHead:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The log-probs, and for each position the token with the highest, int64 (C,), with that log-prob.
 
-        Where it is the target, both log-probs are the same to the last bit. The logits are computed a second time.
+        Where it is the target, both log-probs are the same to the last bit.
         """
-        logps = self.logps(hidden, targets, temperatures, mask)
-        inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
-        tiles = Tiles.of(*inputs, self.softcap, mask)
-        target, highest = torch.zeros_like(logps), torch.full_like(logps, -math.inf)
-        tokens_with_it = torch.zeros_like(targets)
-        for vocabulary in tiles.vocabulary:
-            for tokens in tiles.tokens:
-                logits = tiles.logits(tokens, vocabulary, in_buffer=True)
-                inside, column = tiles.targets(tokens, vocabulary)
-                target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
-                values, columns = logits.max(dim=1)
-                higher = values > highest[tokens]
-                highest[tokens] = torch.where(higher, values, highest[tokens])
-                tokens_with_it[tokens] = torch.where(higher, columns + vocabulary.start, tokens_with_it[tokens])
-        return logps, tokens_with_it, logps + (highest - target)
+        likeliest = LikeliestTokens.of(targets, wide(self.weight.dtype))
+        logps, _ = self._apply(hidden, targets, temperatures, mask, with_entropy=False, likeliest=likeliest)
+        return logps, likeliest.tokens, likeliest.values
 
     def _apply(
-        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None, *, with_entropy: bool
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperatures: Tensor,
+        mask: KeptTokens | None,
+        *,
+        with_entropy: bool,
+        likeliest: "LikeliestTokens | None" = None,
     ) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        options = self.softcap, mask, with_entropy, torch.is_grad_enabled()
+        options = self.softcap, mask, with_entropy, torch.is_grad_enabled(), likeliest
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
         return _TiledLogps.apply(*inputs, options)  # type: ignore[return-value]
 
@@ -133,7 +128,8 @@ class _Entropies(torch.autograd.Function):
 
 
 class _TiledLogps(torch.autograd.Function):
-    """options: (softcap, mask, with_entropy, trains: whether a backward may follow)."""
+    """options: (softcap, mask, with_entropy, trains, likeliest). trains: whether a backward may follow. likeliest: is
+    filled in, unless it is None."""
 
     @staticmethod
     def forward(
@@ -143,9 +139,9 @@ class _TiledLogps(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
-        options: tuple[float | None, KeptTokens | None, bool, bool],
+        options: "tuple[float | None, KeptTokens | None, bool, bool, LikeliestTokens | None]",
     ) -> tuple[Tensor, Tensor | None]:
-        softcap, mask, with_entropy, trains = options
+        softcap, mask, with_entropy, trains, likeliest = options
         frozen = trains and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
         logits_to_keep = KEPT_LOGITS if trains and not frozen else 0
         tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap, mask)
@@ -168,6 +164,8 @@ class _TiledLogps(torch.autograd.Function):
                     logps.exp_()
                 if with_entropy:
                     expected[part, tokens] = torch.linalg.vecdot(logps, logits)
+                if likeliest is not None:
+                    likeliest.add_(logits, tokens, vocabulary)
                 if gradients is not None:
                     gradients.add_(logps, logits, sums[part, tokens], tokens, vocabulary)
                 inside, column = tiles.targets(tokens, vocabulary)
@@ -177,6 +175,8 @@ class _TiledLogps(torch.autograd.Function):
                     logits_to_keep -= logits.numel()
         log_sum = sums.logsumexp(dim=0)
         entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0) if with_entropy else None
+        if likeliest is not None:
+            likeliest.values.sub_(log_sum)
         of_hidden = None if gradients is None else gradients.finish_(target, log_sum)
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum, entropy, of_hidden)
         ctx.softcap, ctx.mask, ctx.kept = softcap, mask, kept
@@ -220,6 +220,25 @@ class _TiledLogps(torch.autograd.Function):
                 grad_bias[vocabulary] = tile_bias
         grad_hidden = None if grad_hidden is None else grad_hidden.to(hidden.dtype)
         return grad_hidden, grad_weight, grad_bias, None, None, None
+
+
+@dataclass(frozen=True, eq=False)
+class LikeliestTokens:
+    """tokens: int64 (C,), with the highest logit so far. values: (C,) that logit; at the end its log-prob."""
+
+    tokens: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, targets: Tensor, dtype: torch.dtype) -> "LikeliestTokens":
+        return cls(torch.zeros_like(targets), torch.full_like(targets, -math.inf, dtype=dtype))
+
+    def add_(self, logits: Tensor, tokens: slice, vocabulary: slice) -> None:
+        """The logits of one tile."""
+        values, columns = logits.max(dim=1)
+        higher = values > self.values[tokens]
+        self.values[tokens] = torch.where(higher, values, self.values[tokens])
+        self.tokens[tokens] = torch.where(higher, columns + vocabulary.start, self.tokens[tokens])
 
 
 @dataclass(frozen=True, eq=False)
