@@ -73,6 +73,7 @@ def test_two_seeds_twice_and_across_a_kill(random_model: Path, tmp_path: Path, s
     assert all(step["staleness_max"] == 0 for step in steps_of(tmp_path / "e"))
 
 
+@pytest.mark.long
 def test_two_workers_of_which_one_is_killed(random_model: Path, tmp_path: Path, start: Any, assert_same: Any) -> None:
     """Groups that are sampled by themselves do not depend on who samples them."""
     for name in ("single", "pair"):
@@ -94,7 +95,7 @@ def test_two_workers_of_which_one_is_killed(random_model: Path, tmp_path: Path, 
     assert_same("single", "pair")
 
 
-@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_groups_that_are_purged_are_replaced(random_model: Path, tmp_path: Path, start: Any, everything: bool) -> None:
     """The step in hand needs four, and nobody would sample another. If the server has nothing left, the worker samples
     all of them again; else the trainer asks for as many as are missing."""

@@ -55,14 +55,23 @@ def ran(package: str, given: dict[str, Any], model: Path, directory: Path) -> tu
         # Two iterations on two halves of a batch of four groups; the second step stops after one of four updates.
         (
             {
-                "max_steps": 5, "steps_per_generation": 4, "gradient_accumulation_steps": 2, "num_iterations": 2,
-                "lr_scheduler_type": "cosine", "warmup_steps": 2,
+                "max_steps": 5,
+                "steps_per_generation": 4,
+                "gradient_accumulation_steps": 2,
+                "num_iterations": 2,
+                "lr_scheduler_type": "cosine",
+                "warmup_steps": 2,
             },
             5,
             32,
         ),
         # An update of two generation batches; an epoch has four, its last prompt is left out.
-        ({"num_train_epochs": 1, "steps_per_generation": 2, "gradient_accumulation_steps": 4}, 2, 32),
+        pytest.param(
+            {"num_train_epochs": 1, "steps_per_generation": 2, "gradient_accumulation_steps": 4},
+            2,
+            32,
+            marks=pytest.mark.long,
+        ),
         # Updates on half a group, twice.
         (
             {"max_steps": 4, "per_device_train_batch_size": 2, "steps_per_generation": 2, "num_iterations": 2},
@@ -70,7 +79,7 @@ def ran(package: str, given: dict[str, Any], model: Path, directory: Path) -> tu
             4,
         ),
     ],
-)  # fmt: skip
+)
 def test_updates_and_learning_rates_are_trls(
     given: dict[str, Any], updates: int, judged: int, random_model: Path, tmp_path: Path
 ) -> None:

@@ -31,7 +31,12 @@ WHOLE = 1_000_000
 COMBINATIONS = list(
     product(*map(choices, ("advantage", "aggregation", "surrogate", "importance_sampling_level", "kl_in")))
 )
-ADVANTAGES = [pytest.param(name, marks=[] if name == "outcome" else pytest.mark.slow) for name in choices("advantage")]
+# For what a step may depend on, these differ little from `outcome`.
+ALIKE = ("dr_grpo", "rloo")
+ADVANTAGES = [
+    pytest.param(name, marks=[] if name == "outcome" else pytest.mark.long if name in ALIKE else pytest.mark.slow)
+    for name in choices("advantage")
+]
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_twenty_steps_on_several_ranks_are_those_of_one_process(
 @pytest.mark.parametrize(
     ("family", "ranks", "settings"),
     [
-        ("llama", 2, {}),
+        pytest.param("llama", 2, {}, marks=pytest.mark.long),
         pytest.param("qwen3", 3, {}, marks=pytest.mark.long),
         pytest.param("llama", 3, LORA, marks=pytest.mark.long),
         ("qwen3", 2, LORA),
@@ -280,8 +280,16 @@ def saved_alone(place: Path, model: PreTrainedModel, tokenizer: Any, config: Tra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, LORA], ids=["weights", "adapters"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({}, torch.float32),
+        (LORA, torch.bfloat16),
+        pytest.param({}, torch.bfloat16, marks=pytest.mark.long),
+        pytest.param(LORA, torch.float32, marks=pytest.mark.long),
+    ],
+    ids=["weights, float32", "adapters, bfloat16", "weights, bfloat16", "adapters, float32"],
+)
 def test_a_checkpoint_crosses_from_one_process_to_ranks_and_back_to_the_bit(
     place: Path, steps: Any, make_tiny: Make, tokenizer: Any, dtype: torch.dtype, settings: dict[str, Any]
 ) -> None:
