@@ -36,8 +36,8 @@ def run(arguments: list[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="policy-trainer push",
-        description="Uploads the model of a run of train, sft or reward-model, with tokenizer and model card, to the "
-        "Hugging Face Hub, or writes both into a directory. The card says what was trained on what, with the "
+        description="Uploads the model of a run of train, sft or reward-model, with its tokenizer and a model card, to "
+        "the Hugging Face Hub, or writes both into a directory. The card says what was trained on what, with the "
         "curves, the evaluations, a table of steps and the settings that are not the defaults.",
         epilog="The token is that of `hf auth login`, or HF_TOKEN. HF_ENDPOINT names another hub.",
     )
@@ -131,7 +131,7 @@ def _write_card(
         drawn = draw_curves(shown, target / _CURVES)
     except ImportError:
         drawn = False
-        print("no curves in the card: they need matplotlib; pip install 'tandem-grpo[plot]'", file=sys.stderr)
+        print("the card has no curves, which need matplotlib: pip install 'tandem-grpo[plot]'", file=sys.stderr)
     card = model_card(
         name,
         " ".join(sentences),

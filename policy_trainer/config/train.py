@@ -37,8 +37,8 @@ class TrainConfig(RunConfig):
 
     teacher: Annotated[str | None, Resume.FIXED] = Field(default=None, min_length=1)
     """Directory or Hub id of the model to learn from (loss.advantage = distill, or loss.distillation_coef), for the
-    server that the trainer starts. With a server of your own this may be left out, since the server has its teacher.
-    If given, it must be that teacher, or the run stops."""
+    server that the trainer starts. A server of your own already has its teacher, so this may be left out; if given,
+    it must name that teacher, or the run stops."""
     rollout: Literal["inline", "external"] = "inline"
     """inline: the trainer starts one rollout worker as a child process. external: `policy-trainer rollout` samples."""
     resume: Annotated[bool, Travel.PRIVATE, Resume.NOT_KEPT, InHelp("train")] = False

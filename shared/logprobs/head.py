@@ -245,8 +245,8 @@ class LikeliestTokens:
 class HiddenGradients:
     """Of log-probs with respect to the hidden states, made with the log-probs: (W_t - sum_j p_j W_j) / temperature.
 
-    rows: (C, h), the sum over all tokens but the target, times exp(log_sum - highest): an online softmax. highest: (C,)
-    the largest log-sum-exp of a part of the vocabulary so far.
+    rows: (C, h), the sum over the vocabulary except the target, scaled by exp(log_sum - highest): an online softmax.
+    highest: (C,), the largest log-sum-exp of a part of the vocabulary so far.
     """
 
     tiles: Tiles
@@ -261,7 +261,7 @@ class HiddenGradients:
     def add_(self, probs: Tensor, logits: Tensor, log_sum: Tensor, tokens: slice, vocabulary: slice) -> None:
         """One tile: its softmax, which is overwritten, its logits, and their log-sum-exp."""
         inside, column = self.tiles.targets(tokens, vocabulary)
-        # The target's part is (1 - p) W_t: where p is almost 1, little of it would be left of W_t - p W_t.
+        # The target's part is (1 - p) W_t: where p is almost 1, rounding would leave little of W_t - p W_t.
         probs.scatter_(1, column, torch.where(inside[:, None], 0.0, probs.gather(1, column)))
         if (slope := self.tiles.softcap_slope(logits, tokens)) is not None:
             probs.mul_(slope)

@@ -64,7 +64,7 @@ def _parser(clusters: Sequence[type[Cluster]]) -> ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--workers", metavar="N", type=count(1), default=1,
-        help="rollout workers, each with one GPU, or vllm.tensor_parallel_size GPUs if --sampler vllm; default: 1",
+        help="rollout workers, each with one GPU, or vllm.tensor_parallel_size GPUs with --sampler vllm; default: 1",
     )  # fmt: skip
     for cluster in clusters:
         cluster.add_options(parser)

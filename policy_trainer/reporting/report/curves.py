@@ -11,14 +11,14 @@ from policy_trainer.reporting.report.run import RecordedRun, number
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# A panel for the first of each pair that a run has at two steps or more.
+# Each gives one panel: its first metric with values at two or more steps.
 _OF_EVALUATIONS: Mapping[str, str] = {"accuracy": "held-out accuracy", "eval_loss": "held-out loss"}
 _OF_STEPS: Mapping[str, str] = {"reward": "reward", "loss": "loss"}
 _KL: Mapping[str, str] = {"kl": "KL to the reference"}
 
 
 def draw_curves(run: RecordedRun, path: Path) -> bool:
-    """Writes a PNG. Returns False without writing if the run has no two points of any curve.
+    """Writes a PNG. Returns False without writing if no curve has two points.
 
     Raises ImportError without matplotlib.
     """
@@ -40,7 +40,7 @@ def draw_curves(run: RecordedRun, path: Path) -> bool:
 
 
 def _choose(records: Sequence[Metrics], names: Mapping[str, str]) -> tuple[str, str] | None:
-    """The first metric that records of two steps have, with its title."""
+    """The first metric that has values at two or more steps, with its title."""
     for name, title in names.items():
         if len({record["step"] for record in _having(records, name)}) > 1:
             return name, title

@@ -31,7 +31,7 @@ WHOLE = 1_000_000
 COMBINATIONS = list(
     product(*map(choices, ("advantage", "aggregation", "surrogate", "importance_sampling_level", "kl_in")))
 )
-# For what a step may depend on, these differ little from `outcome`.
+# With these a step depends on almost the same inputs as with `outcome`.
 ALIKE = ("dr_grpo", "rloo")
 ADVANTAGES = [
     pytest.param(name, marks=[] if name == "outcome" else pytest.mark.long if name in ALIKE else pytest.mark.slow)
