@@ -44,7 +44,9 @@ class ClassicForward:
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
         return self._score(groups).float()
 
-    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def with_entropy(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool = True
+    ) -> tuple[Tensor, Tensor]:
         logps = self(groups, temperatures)
         return logps, torch.zeros_like(logps)
 

@@ -76,9 +76,13 @@ def _model_of(root: Path, step: int | None) -> Path:
 def _write_directory(options: Namespace, source: Path, recorded: RecordedRun) -> Path:
     if options.to.exists():
         raise UserError(f"to: {options.to} exists", "name another directory")
-    options.to.mkdir(parents=True)
-    _place_model(options.to, source, shutil.copy2)
-    _write_card(options.to, options, source, recorded, options.to.name)
+    options.to.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{options.to.name}-", dir=options.to.parent) as temporary:
+        complete = Path(temporary) / "model"
+        complete.mkdir()
+        _write_card(complete, options, source, recorded, options.to.name)
+        _place_model(complete, source, shutil.copy2)
+        complete.rename(options.to)
     return options.to
 
 
@@ -96,8 +100,8 @@ def _upload(options: Namespace, source: Path, recorded: RecordedRun) -> str:
         if options.revision:
             api.create_branch(repository, branch=options.revision, exist_ok=True)
         with TemporaryDirectory(prefix="tandem-push-") as temporary:
-            _place_model(Path(temporary), source, os.symlink)
             _write_card(Path(temporary), options, source, recorded, repository.rpartition("/")[2], repository)
+            _place_model(Path(temporary), source, os.symlink)
             commit = api.upload_folder(
                 repo_id=repository,
                 folder_path=temporary,
@@ -112,9 +116,9 @@ def _upload(options: Namespace, source: Path, recorded: RecordedRun) -> str:
 
 
 def _place_model(target: Path, source: Path, place: Callable[[Path, Path], object]) -> None:
-    """Puts the model's files into a directory. place: called with a file and its new path."""
+    """Puts the model's files into a directory, but for those that are there. place: called with a file and its path."""
     for file in sorted(source.iterdir()):
-        if file.is_file() and not any(file.match(pattern) for pattern in (*_OF_THE_RUN, _CARD, _CURVES)):
+        if file.is_file() and not any(map(file.match, _OF_THE_RUN)) and not (target / file.name).exists():
             place(file.absolute(), target / file.name)
 
 

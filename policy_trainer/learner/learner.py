@@ -225,7 +225,7 @@ class Learner:
         """Forward and backward of one micro-batch, and its sums for the statistics."""
         loss = self._loss
         tokens = join(groups, self.model.device)
-        logps, entropy = self._forward.with_entropy(*_inputs(groups))
+        logps, entropy = self._forward.with_entropy(*_inputs(groups), entropy_grad=self.bonus.applied != 0)
         current, sampler_logps = logps.detach(), tokens.sampler_logps
         ours = current if loss.old_logps == "sampler" else tokens.denominator(current)
         assert sampler_logps is not None  # NaN where unknown

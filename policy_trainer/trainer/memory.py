@@ -78,17 +78,17 @@ class Tower(Layers):
 @dataclass(frozen=True, kw_only=True)
 class Shape(Layers):
     """A model's sizes. parameters: in all, a tied weight once; trained: of those that train; largest: of the largest
-    matrix that does; tied: whether that is embedding and head in one; frozen_head: whether the head stays as it is;
-    layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those that train in one.
-    quantised: of those in 4 bits; dequantised: of the largest matrix of them. tower: None for a text model. queries,
-    keys: on average, where layers differ.
+    matrix that does; tied: whether that is embedding and head in one; keeps_logits: whether the head keeps logits for
+    its backward; layer: of the largest layer, 0 where transformers does not mark layers; trained_layer: of those that
+    train in one. quantised: of those in 4 bits; dequantised: of the largest matrix of them. tower: None for a text
+    model. queries, keys: on average, where layers differ.
     """
 
     parameters: int
     trained: int
     largest: int
     tied: bool
-    frozen_head: bool
+    keeps_logits: bool
     vocabulary: int
     layer: int
     trained_layer: int
@@ -113,8 +113,9 @@ class Shape(Layers):
         return self.trained - self.layers * self.trained_layer
 
     @classmethod
-    def of(cls, model: PreTrainedModel, *, in_4bit: bool = False) -> Self:
-        """model: may be on the meta device. in_4bit: whether its linear layers will be quantised."""
+    def of(cls, model: PreTrainedModel, *, in_4bit: bool = False, entropy_bonus: bool = False) -> Self:
+        """model: may be on the meta device. in_4bit: whether its linear layers will be quantised. entropy_bonus:
+        whether the loss has one."""
         config: Any = model.config.get_text_config()
         quantised = _linear_sizes(model) if in_4bit else []
         largest = max(trained(model).values(), key=Tensor.numel)
@@ -131,7 +132,7 @@ class Shape(Layers):
             trained=_count(trained(model).values()),
             largest=largest.numel(),
             tied=head is not None and largest is head.weight is model.get_input_embeddings().weight,
-            frozen_head=head is not None and not head.weight.requires_grad,
+            keeps_logits=head is None or head.weight.requires_grad or entropy_bonus,
             layers=config.num_hidden_layers,
             hidden=hidden,
             mlp=experts * (getattr(config, "moe_intermediate_size", None) or mlp) if experts else mlp,
@@ -245,11 +246,10 @@ def offloaded(shape: Shape) -> Parts:
 def activations(shape: Shape, width: int, work: Work, *, recompute: bool) -> int:
     """What a forward keeps for its backward, and the largest temporary tensors. Prompts of a model that takes pictures
     are counted as pictures."""
-    # A frozen head keeps gradients of the hidden states instead of logits.
-    if shape.frozen_head:
-        logits = _logits(shape, work, kept=0) + 2 * FLOAT32 * work.completions * shape.hidden
-    else:
+    if shape.keeps_logits:
         logits = _logits(shape, work, kept=KEPT_LOGITS)
+    else:  # gradients of the hidden states instead
+        logits = _logits(shape, work, kept=0) + 2 * FLOAT32 * work.completions * shape.hidden
     # Autograd has the gradient of a tied matrix from the head until the embedding adds its own, out of place.
     gradient = width * shape.largest
     held, added = (gradient, 3 * gradient) if shape.tied else (0, gradient)

@@ -185,7 +185,8 @@ class Planner:
 
 def _shape(model: PreTrainedModel, config: TrainConfig) -> Shape:
     try:
-        return Shape.of(model, in_4bit=config.lora.load_in_4bit)
+        bonus = config.loss.entropy.coef > 0 or config.loss.entropy.target is not None
+        return Shape.of(model, in_4bit=config.lora.load_in_4bit, entropy_bonus=bonus)
     except Exception as error:  # an architecture may name its sizes in any way
         raise Unplanned(f"model: its memory needs are unknown: {type(error).__name__}: {error}") from error
 

@@ -28,10 +28,12 @@ class LogprobForward(Protocol):
         """(sum of C,) float32 log-probs of the completion tokens, in order."""
         ...
 
-    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def with_entropy(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """The same, and the entropy in nats of the distribution that predicted each token: float32.
 
-        The entropy's gradient is exact too, and costs nothing where the loss does not use the entropy.
+        entropy_grad: whether the entropy has a gradient, which is exact too. Without, the forward may be faster.
         """
         ...
 
@@ -63,8 +65,10 @@ class HiddenForward(ABC):
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
         return self._head().logps(*self._inputs(groups, temperatures))
 
-    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
-        return self._head().logps_and_entropy(*self._inputs(groups, temperatures))
+    def with_entropy(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        return self._head().logps_and_entropy(*self._inputs(groups, temperatures), entropy_grad=entropy_grad)
 
     def with_likeliest(
         self, groups: Sequence[TokenGroup], temperatures: Sequence[float]

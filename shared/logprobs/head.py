@@ -54,10 +54,17 @@ class LMHead:
         return self._apply(hidden, targets, temperatures, mask, with_entropy=False)[0]
 
     def logps_and_entropy(
-        self, hidden: Tensor, targets: Tensor, temperatures: Tensor, mask: KeptTokens | None = None
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperatures: Tensor,
+        mask: KeptTokens | None = None,
+        *,
+        entropy_grad: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """The same, and the (C,) entropies in nats. Their gradient costs nothing where the loss does not use them."""
-        return self._apply(hidden, targets, temperatures, mask, with_entropy=True)
+        """The same, and the (C,) entropies in nats. entropy_grad: whether these have a gradient. It costs nothing where
+        the loss does not use it, except if the head is frozen."""
+        return self._apply(hidden, targets, temperatures, mask, with_entropy=True, entropy_grad=entropy_grad)
 
     @torch.no_grad()
     def logps_and_likeliest(
@@ -79,10 +86,11 @@ class LMHead:
         mask: KeptTokens | None,
         *,
         with_entropy: bool,
+        entropy_grad: bool = False,
         likeliest: "LikeliestTokens | None" = None,
     ) -> tuple[Tensor, Any]:
         # autograd disables gradients inside `forward`, so whether a backward may follow is decided here.
-        options = self.softcap, mask, with_entropy, torch.is_grad_enabled(), likeliest
+        options = _Options(self.softcap, mask, with_entropy, entropy_grad, torch.is_grad_enabled(), likeliest)
         inputs = hidden.to(self.weight.dtype), self.weight, self.bias, targets, temperatures
         return _TiledLogps.apply(*inputs, options)  # type: ignore[return-value]
 
@@ -127,10 +135,19 @@ class _Entropies(torch.autograd.Function):
         return (logps + entropy[:, None]).mul_(-grad_outputs[0][:, None]).mul_(logps.exp_())
 
 
-class _TiledLogps(torch.autograd.Function):
-    """options: (softcap, mask, with_entropy, trains, likeliest). trains: whether a backward may follow. likeliest: is
-    filled in, unless it is None."""
+@dataclass(frozen=True, eq=False)
+class _Options:
+    """may_backward: whether a backward may follow. likeliest: is filled in, unless it is None."""
 
+    softcap: float | None
+    mask: KeptTokens | None
+    with_entropy: bool
+    entropy_grad: bool
+    may_backward: bool
+    likeliest: "LikeliestTokens | None"
+
+
+class _TiledLogps(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -139,17 +156,18 @@ class _TiledLogps(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
-        options: "tuple[float | None, KeptTokens | None, bool, bool, LikeliestTokens | None]",
+        options: _Options,
     ) -> tuple[Tensor, Tensor | None]:
-        softcap, mask, with_entropy, trains, likeliest = options
-        frozen = trains and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
-        logits_to_keep = KEPT_LOGITS if trains and not frozen else 0
-        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, softcap, mask)
+        with_entropy, likeliest = options.with_entropy, options.likeliest
+        only_hidden_trains = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
+        at_once = options.may_backward and only_hidden_trains and not options.entropy_grad
+        logits_to_keep = KEPT_LOGITS if options.may_backward and not at_once else 0
+        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, options.softcap, options.mask)
         shape = (len(tiles.vocabulary), len(hidden))
         # For each part of the vocabulary: the log-sum-exp, and the expected logit.
         sums, expected = hidden.new_zeros((2, *shape), dtype=wide(hidden.dtype))
         target = torch.zeros_like(sums[0])
-        gradients = HiddenGradients.of(tiles) if frozen else None
+        gradients = HiddenGradients.of(tiles) if at_once else None
         # One for all tiles: memory that is new costs as much as the log-softmax itself.
         buffer = torch.empty_like(tiles.buffer, dtype=sums.dtype)
         kept: dict[tuple[int, int], Tensor] = {}
@@ -160,15 +178,14 @@ class _TiledLogps(torch.autograd.Function):
                 logps = torch.log_softmax(logits, dim=1, out=buffer[: logits.numel()].view_as(logits))
                 # logits - logps is the log-sum-exp in every column; at the largest logit it is the most precise.
                 sums[part, tokens] = logits.amax(dim=1) - logps.amax(dim=1)
-                if with_entropy or gradients is not None:
-                    logps.exp_()
-                if with_entropy:
-                    expected[part, tokens] = torch.linalg.vecdot(logps, logits)
+                inside, column = tiles.targets(tokens, vocabulary)
                 if likeliest is not None:
                     likeliest.add_(logits, tokens, vocabulary)
-                if gradients is not None:
-                    gradients.add_(logps, logits, sums[part, tokens], tokens, vocabulary)
-                inside, column = tiles.targets(tokens, vocabulary)
+                probs = logps.exp_() if with_entropy or gradients is not None else logps
+                if with_entropy:
+                    expected[part, tokens] = torch.linalg.vecdot(probs, logits)
+                if gradients is not None:  # overwrites probs
+                    gradients.add_(probs, logits, sums[part, tokens], tokens, vocabulary)
                 target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
                 if keeps:
                     kept[vocabulary.start, tokens.start] = logits
@@ -177,20 +194,27 @@ class _TiledLogps(torch.autograd.Function):
         entropy = log_sum - (sums.softmax(dim=0) * expected).sum(dim=0) if with_entropy else None
         if likeliest is not None:
             likeliest.values.sub_(log_sum)
-        of_hidden = None if gradients is None else gradients.finish_(target, log_sum)
-        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum, entropy, of_hidden)
-        ctx.softcap, ctx.mask, ctx.kept = softcap, mask, kept
+        ctx.options, ctx.at_once, ctx.kept = options, at_once, kept
         ctx.set_materialize_grads(False)
+        if entropy is not None and not options.entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        if gradients is not None:
+            ctx.dtype = hidden.dtype
+            ctx.save_for_backward(gradients.finish_(target, log_sum))
+        else:
+            ctx.save_for_backward(hidden, weight, bias, targets, temperatures, log_sum, entropy)
         return target - log_sum, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        hidden, weight, bias, targets, temperatures, log_sum, entropy, of_hidden = ctx.saved_tensors
         of_logps, of_entropies = grad_outputs
-        if of_hidden is not None and of_logps is not None and of_entropies is None:
-            return (of_hidden * of_logps[:, None]).to(hidden.dtype), None, None, None, None, None
-        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, ctx.softcap, ctx.mask)
+        if ctx.at_once:
+            [gradients] = ctx.saved_tensors
+            grad_hidden = None if of_logps is None else (gradients * of_logps[:, None]).to(ctx.dtype)
+            return grad_hidden, None, None, None, None, None
+        hidden, weight, bias, targets, temperatures, log_sum, entropy = ctx.saved_tensors
+        tiles = Tiles.of(hidden, weight, bias, targets, temperatures, ctx.options.softcap, ctx.options.mask)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.zeros_like(hidden, dtype=log_sum.dtype) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
@@ -244,6 +268,7 @@ class LikeliestTokens:
 @dataclass(frozen=True, eq=False)
 class HiddenGradients:
     """Of log-probs with respect to the hidden states, made with the log-probs: (W_t - sum_j p_j W_j) / temperature.
+    With a softcap each W_j is multiplied by its slope at that logit.
 
     rows: (C, h), the sum over the vocabulary except the target, scaled by exp(log_sum - highest): an online softmax.
     highest: (C,), the largest log-sum-exp of a part of the vocabulary so far.

@@ -48,10 +48,13 @@ class PlainForward:
     def __call__(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> Tensor:
         return torch.cat([target_logps(*parts) for parts in self._parts(groups, temperatures)])
 
-    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def with_entropy(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool = True
+    ) -> tuple[Tensor, Tensor]:
         rows = [target_logps_and_entropies(*part) for part in self._parts(groups, temperatures)]
         logps, entropies = zip(*rows, strict=True)
-        return torch.cat(logps), torch.cat(entropies)
+        entropy = torch.cat(entropies)
+        return torch.cat(logps), entropy if entropy_grad else entropy.detach()
 
     def with_likeliest(
         self, groups: Sequence[TokenGroup], temperatures: Sequence[float]

@@ -91,7 +91,7 @@ class Tiles:
         """The derivative of the softcap at logits that have been divided by the temperature; None without a softcap."""
         if self.softcap is None:
             return None
-        return 1 - (logits * (self.temperatures[tokens, None] / self.softcap)).square()
+        return (logits * (self.temperatures[tokens, None] / self.softcap)).square_().neg_().add_(1)
 
     def slope_(self, logits: Tensor, tokens: slice, vocabulary: slice, slopes: "TokenGradients") -> Tensor:
         """The loss's gradient with respect to the matrix product's output. Overwrites `logits`."""

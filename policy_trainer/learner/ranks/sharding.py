@@ -70,9 +70,9 @@ class ShardedForward:
             return complete(groups, forward(groups, temperatures))
 
         def token_logps_with_entropy(
-            groups: Sequence[TokenGroup], temperatures: Sequence[float]
+            groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool
         ) -> tuple[Tensor, Tensor]:
-            logps, entropy = forward.with_entropy(groups, temperatures)
+            logps, entropy = forward.with_entropy(groups, temperatures, entropy_grad=entropy_grad)
             return complete(groups, logps), entropy
 
         model.token_logps = token_logps  # type: ignore[assignment]
@@ -84,9 +84,9 @@ class ShardedForward:
         return self._model.token_logps(groups, temperatures)
 
     def with_entropy(
-        self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool = True
     ) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
-        return self._model.token_logps_with_entropy(groups, temperatures)
+        return self._model.token_logps_with_entropy(groups, temperatures, entropy_grad=entropy_grad)
 
 
 def _is_within(name: str, parts: Set[str]) -> bool:

@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Each gives one panel: its first metric with values at two or more steps.
-_OF_EVALUATIONS: Mapping[str, str] = {"accuracy": "held-out accuracy", "eval_loss": "held-out loss"}
+_OF_EVALUATIONS: Mapping[str, str] = {
+    "accuracy": "held-out accuracy",
+    "reward": "held-out reward",
+    "eval_loss": "held-out loss",
+}
 _OF_STEPS: Mapping[str, str] = {"reward": "reward", "loss": "loss"}
 _KL: Mapping[str, str] = {"kl": "KL to the reference"}
 
@@ -22,13 +26,13 @@ def draw_curves(run: RecordedRun, path: Path) -> bool:
 
     Raises ImportError without matplotlib.
     """
-    from matplotlib.figure import Figure
-
     evaluations, steps = run.evaluations, run.steps
     pairs = ((evaluations, _OF_EVALUATIONS), (steps, _OF_STEPS), (steps, _KL))
     panels = [(records, *chosen) for records, names in pairs if (chosen := _choose(records, names))]
     if not panels:
         return False
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(4.2 * len(panels), 2.8), layout="constrained")
     for axes, (records, name, title) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, records, name)

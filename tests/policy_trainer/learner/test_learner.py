@@ -181,10 +181,10 @@ class TestInvariance:
 
         class Recording(PackedForward):
             def with_entropy(
-                self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+                self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool = True
             ) -> tuple[Tensor, Tensor]:
                 seen.append([group.tokens for group in groups])
-                return super().with_entropy(groups, temperatures)
+                return super().with_entropy(groups, temperatures, entropy_grad=entropy_grad)
 
         whole = stepped(model, batches)
         ordered = [batches[i] for i in order]
@@ -275,9 +275,9 @@ class TestNotFinite:
             poisoned = True
 
             def with_entropy(
-                self, groups: Sequence[TokenGroup], temperatures: Sequence[float]
+                self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool = True
             ) -> tuple[Tensor, Tensor]:
-                logps, entropy = super().with_entropy(groups, temperatures)
+                logps, entropy = super().with_entropy(groups, temperatures, entropy_grad=entropy_grad)
                 if self.poisoned:  # the value stays as it is, the gradient is NaN
                     logps.register_hook(lambda grad: grad * math.nan)
                 return logps, entropy

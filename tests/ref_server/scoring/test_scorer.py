@@ -41,7 +41,9 @@ class Small:
         self._check(groups)
         return self._forward(groups, temperatures)
 
-    def with_entropy(self, groups: Sequence[TokenGroup], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def with_entropy(
+        self, groups: Sequence[TokenGroup], temperatures: Sequence[float], *, entropy_grad: bool = True
+    ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
     def with_likeliest(

@@ -23,7 +23,8 @@ TILES = [pytest.param((1, 1, 0), marks=pytest.mark.slow), (5, 60, 700), (8, 536,
 class Inputs:
     """Leaves that gradients reach, in `dtype`; the same numbers for every dtype."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, *, bias: bool = True, frozen: bool = False) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32, *, bias: bool = True, frozen: str = "") -> None:
+        """frozen: `weight`, or `weight and bias`."""
         generator = torch.Generator().manual_seed(0)
 
         def leaf(*shape: int) -> Tensor:
@@ -33,9 +34,9 @@ class Inputs:
         self.hidden, self.weight, self.bias = leaf(TOKENS, HIDDEN), leaf(VOCABULARY, HIDDEN), leaf(VOCABULARY)
         if not bias:
             self.bias = None
-        for parameter in (self.weight, self.bias):
-            if parameter is not None:
-                parameter.requires_grad_(not frozen)
+        self.weight.requires_grad_("weight" not in frozen)
+        if self.bias is not None:
+            self.bias.requires_grad_("bias" not in frozen)
         self.targets = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
         self.targets[:2] = torch.tensor([0, VOCABULARY - 1])
         self.temperatures = torch.linspace(0.6, 1.7, TOKENS).to(tiles.wide(dtype))
@@ -116,14 +117,16 @@ def loss(values: tuple[Tensor, Tensor], of_logps: float, of_entropies: float) ->
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+@pytest.mark.parametrize("frozen", ["", "weight", "weight and bias"])
 def test_values_and_gradients(
-    softcap: float | None, bias: bool, by: tuple[float, float], masked: bool, frozen: bool
+    softcap: float | None, bias: bool, by: tuple[float, float], masked: bool, frozen: str
 ) -> None:
     ours, exact = (Inputs(torch.float64, bias=bias, frozen=frozen) for _ in range(2))
     mask = ours.mask() if masked else None
     kept = None if mask is None else KeptTokens.of(mask, torch.device("cpu"))
-    logps, entropy = ours.head(softcap).logps_and_entropy(ours.hidden, ours.targets, ours.temperatures, kept)
+    logps, entropy = ours.head(softcap).logps_and_entropy(
+        ours.hidden, ours.targets, ours.temperatures, kept, entropy_grad=by[1] != 0
+    )
     want, want_entropy = naive(exact, softcap, mask)
     assert (logps - want).abs().max() < 1e-9
     assert (entropy - want_entropy).abs().max() < 1e-9
@@ -136,11 +139,13 @@ def test_values_and_gradients(
 
 
 @pytest.mark.usefixtures("tiled")
-@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
-def test_bfloat16_is_rounded_only_in_the_matrix_product(frozen: bool) -> None:
+@pytest.mark.parametrize("frozen", ["", "weight and bias"])
+def test_bfloat16_is_rounded_only_in_the_matrix_product(frozen: str) -> None:
     """The softmax is float32's, and the gradient of the weights is summed in float32 however many tiles there are."""
     ours, exact = Inputs(torch.bfloat16, frozen=frozen), Inputs(torch.float64, frozen=frozen)
-    logps, entropy = ours.head(None).logps_and_entropy(ours.hidden, ours.targets, ours.temperatures)
+    logps, entropy = ours.head(None).logps_and_entropy(
+        ours.hidden, ours.targets, ours.temperatures, entropy_grad=not frozen
+    )
     want, want_entropy = naive(exact, None)
     assert logps.dtype == entropy.dtype == torch.float32
     logits = (
@@ -224,13 +229,20 @@ def test_a_frozen_head_computes_its_logits_once(monkeypatch: pytest.MonkeyPatch)
         return logits(self, tokens, vocabulary, in_buffer=in_buffer)
 
     monkeypatch.setattr(tiles.Tiles, "logits", count)
-    for frozen, by, times in ((False, "log-probs", 2), (True, "log-probs", 1), (True, "both", 2)):
+    for frozen, by, times in (
+        ("", "log-probs", 2),
+        ("weight and bias", "log-probs", 1),
+        ("weight and bias", "both", 2),
+    ):
         inputs = Inputs(frozen=frozen)
         computed.clear()
-        values = inputs.head(None).logps_and_entropy(inputs.hidden, inputs.targets, inputs.temperatures)
+        values = inputs.head(None).logps_and_entropy(
+            inputs.hidden, inputs.targets, inputs.temperatures, entropy_grad=by == "both"
+        )
+        assert values[1].requires_grad == (by == "both")
         loss(values, *LOSSES[by]).backward()
         assert len(computed) == times
-        assert (inputs.weight.grad is None) == frozen
+        assert (inputs.weight.grad is None) == bool(frozen)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
