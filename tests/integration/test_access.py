@@ -132,6 +132,7 @@ def judge(request: Request) -> Answer:
     return Answer(200, json.dumps({"rewards": [0.0] * len(json.loads(request.body)["samples"])}).encode())
 
 
+@pytest.mark.long
 def test_a_published_url_gets_neither_prompts_nor_the_token(worker: Callable[..., Process], open_site: Any) -> None:
     site = open_site(judge)
     settings = {"rewards": [f"{site.url}/judge"]}

@@ -161,6 +161,7 @@ def test_a_run_continues_when_the_bound_is_lowered(random_model, tmp_path, start
     assert settled_at(server, run_dir) < 14, "an early checkpoint must have acked leases"
 
 
+@pytest.mark.long
 def test_two_runs_at_once(random_model: Path, tmp_path: Path, start) -> None:
     with postgres() as cluster:
         shared = ("--store", cluster.create_database("shared"))

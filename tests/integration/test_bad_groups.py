@@ -55,7 +55,7 @@ def trained(run_dir: Path) -> list[str]:
     return [id for record in steps_of(run_dir) for id in record["batch_ids"]]
 
 
-@pytest.mark.parametrize("groups_per_step", [1, 2])
+@pytest.mark.parametrize("groups_per_step", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_it_is_dead_after_max_deliveries(
     client: RefServerClient, random_model: Path, tmp_path: Path, start: Any, groups_per_step: int
 ) -> None:
@@ -80,7 +80,7 @@ def test_it_is_dead_after_max_deliveries(
     assert "RuntimeError" in (dead.reason or "") and "--gradient-checkpointing" in (dead.reason or "")
 
 
-@pytest.mark.parametrize("groups_per_step", [1, 2])
+@pytest.mark.parametrize("groups_per_step", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_two_that_fail_alike_stop_the_run_and_stay(
     client: RefServerClient, random_model: Path, tmp_path: Path, start: Any, groups_per_step: int
 ) -> None:

@@ -65,6 +65,7 @@ def files_in(root: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_a_run_is_shown_again_with_its_tokens(
     base_model: Path,
     tmp_path: Path,

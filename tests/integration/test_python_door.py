@@ -103,6 +103,7 @@ class Tracker:
         self.failed.append(failed)
 
 
+@pytest.mark.long
 def test_a_function_that_is_called_after_each_step_may_end_the_run(
     random_model: Path, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

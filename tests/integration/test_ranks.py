@@ -122,7 +122,10 @@ def test_what_rank_0_refuses_is_printed_once_and_without_tracebacks(random_model
     assert "rank 0 has ended" in job.output() and "[rank" not in job.output()
 
 
-@pytest.mark.parametrize(("options", "status"), [((), 0), (("--task", "jsonl", "--data.path", "none.jsonl"), 1)])
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [pytest.param((), 0, marks=pytest.mark.long), (("--task", "jsonl", "--data.path", "none.jsonl"), 1)],
+)
 def test_the_doctor_takes_one_group_through_all_ranks(
     options: tuple[str, ...], status: int, random_model: Path, tmp_path: Path, start
 ) -> None:

@@ -54,6 +54,7 @@ def assert_same(tmp_path: Path) -> Any:
     return check
 
 
+@pytest.mark.long
 def test_two_seeds_twice_and_across_a_kill(random_model: Path, tmp_path: Path, start: Any, assert_same: Any) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
         process = run_again(start, random_model, tmp_path / name, seed)

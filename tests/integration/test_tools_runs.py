@@ -60,6 +60,7 @@ def test_adapters_weights_from_the_server_a_teacher_and_replay(calling_model: Pa
     assert any(turn.calls for each in turns for turn in each)
 
 
+@pytest.mark.long
 def test_the_doctor_rolls_out_with_the_environment(calling_model: Path, tmp_path: Path, start: Any) -> None:
     model = ("--model", str(calling_model), "--environment", COUNTER, "--sampling.max-completion-length", "120")
     process = start(Process("policy_trainer", "doctor", *model, *QUICK, log=tmp_path / "log"))

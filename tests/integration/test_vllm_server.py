@@ -66,6 +66,7 @@ def assert_took_turns(run_dir: Path, fake: FakeVllm, steps: int) -> None:
     assert {"/sleep?level=1", "/wake_up"} < set(fake.calls)
 
 
+@pytest.mark.long
 def test_nothing_is_sampled_while_the_trainer_computes(
     random_model: Path, tmp_path: Path, start: Callable[[Process], Process], fake: FakeVllm
 ) -> None:

@@ -145,7 +145,9 @@ SETTINGS: dict[str, tuple[int, bool, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("ranks", "tied", "settings"),
     [
-        pytest.param(*values, id=name, marks=[pytest.mark.long] if "several updates" in name else [])
+        pytest.param(
+            *values, id=name, marks=[pytest.mark.long] if name == "two ranks" or "several updates" in name else []
+        )
         for name, values in SETTINGS.items()
     ],
 )
@@ -311,7 +313,7 @@ def test_a_checkpoint_crosses_from_one_process_to_ranks_and_back_to_the_bit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, LORA], ids=["weights", "adapters"])
+@pytest.mark.parametrize("settings", [{}, pytest.param(LORA, marks=pytest.mark.long)], ids=["weights", "adapters"])
 def test_ranks_go_on_where_one_process_stopped(
     place: Path, steps: Any, make_tiny: Make, tokenizer: Any, settings: dict[str, Any]
 ) -> None:
@@ -347,7 +349,7 @@ def test_bfloat16_computes_in_half_precision_and_keeps_float32_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_adapters_alone_are_kept_and_published_and_the_whole_model_has_them(
     place: Path, steps: Any, make_tiny: Make, tokenizer: Any, dtype: Any
 ) -> None:
