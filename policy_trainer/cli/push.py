@@ -4,7 +4,8 @@ import os
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -88,31 +89,38 @@ def _write_directory(options: Namespace, source: Path, recorded: RecordedRun) ->
 
 def _upload(options: Namespace, source: Path, recorded: RecordedRun) -> str:
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if not get_token():
         raise UserError("push: no token", "run `hf auth login`, or set HF_TOKEN")
     api = HfApi()
-    try:
+    with _errors_of_hub(options.repo):
         repository = api.create_repo(options.repo, private=options.private or None, exist_ok=True).repo_id
         if options.private and not api.model_info(repository).private:
             raise UserError(f"repo: {repository} is public", "make it private there, or leave out --private")
         if options.revision:
             api.create_branch(repository, branch=options.revision, exist_ok=True)
-        with TemporaryDirectory(prefix="tandem-push-") as temporary:
-            _write_card(Path(temporary), options, source, recorded, repository.rpartition("/")[2], repository)
-            _place_model(Path(temporary), source, os.symlink)
+    with TemporaryDirectory(prefix="tandem-push-") as temporary:
+        _write_card(Path(temporary), options, source, recorded, repository.rpartition("/")[2], repository)
+        _place_model(Path(temporary), source, os.symlink)
+        with _errors_of_hub(options.repo):
             commit = api.upload_folder(
                 repo_id=repository,
                 folder_path=temporary,
                 commit_message="Upload with Tandem",
                 revision=options.revision,
             )
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise UserError(
-            f"repo: {options.repo} does not accept the model: {error}", "check --repo and the token"
-        ) from None
     return str(commit.commit_url)
+
+
+@contextmanager
+def _errors_of_hub(repo: str) -> Iterator[None]:
+    """Raises UserError in place of what the Hub's client raises."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        yield
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise UserError(f"repo: {repo} does not accept the model: {error}", "check --repo and the token") from None
 
 
 def _place_model(target: Path, source: Path, place: Callable[[Path, Path], object]) -> None:
