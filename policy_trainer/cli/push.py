@@ -124,7 +124,7 @@ def _errors_of_hub(repo: str) -> Iterator[None]:
 
 
 def _place_model(target: Path, source: Path, place: Callable[[Path, Path], object]) -> None:
-    """Puts the model's files into a directory, but for those that are there. place: called with a file and its path."""
+    """Puts the model's files into a directory, except those already there. place: called with a file and its path."""
     for file in sorted(source.iterdir()):
         if file.is_file() and not any(map(file.match, _OF_THE_RUN)) and not (target / file.name).exists():
             place(file.absolute(), target / file.name)

@@ -185,7 +185,7 @@ class _TiledLogps(torch.autograd.Function):
                 if with_entropy:
                     expected[part, tokens] = torch.linalg.vecdot(probs, logits)
                 if gradients is not None:  # overwrites probs
-                    gradients.add_(probs, logits, sums[part, tokens], tokens, vocabulary)
+                    gradients.add_(probs, logits, sums[part, tokens], inside, column, tokens, vocabulary)
                 target[tokens] += torch.where(inside, logits.gather(1, column)[:, 0], 0.0)
                 if keeps:
                     kept[vocabulary.start, tokens.start] = logits
@@ -283,9 +283,17 @@ class HiddenGradients:
         rows = torch.zeros_like(tiles.hidden, dtype=wide(tiles.hidden.dtype))
         return cls(tiles, rows, rows.new_full((len(rows),), -math.inf))
 
-    def add_(self, probs: Tensor, logits: Tensor, log_sum: Tensor, tokens: slice, vocabulary: slice) -> None:
-        """One tile: its softmax, which is overwritten, its logits, and their log-sum-exp."""
-        inside, column = self.tiles.targets(tokens, vocabulary)
+    def add_(
+        self,
+        probs: Tensor,
+        logits: Tensor,
+        log_sum: Tensor,
+        inside: Tensor,
+        column: Tensor,
+        tokens: slice,
+        vocabulary: slice,
+    ) -> None:
+        """One tile: its softmax, which is overwritten, its logits, their log-sum-exp, and its targets."""
         # The target's part is (1 - p) W_t: where p is almost 1, rounding would leave little of W_t - p W_t.
         probs.scatter_(1, column, torch.where(inside[:, None], 0.0, probs.gather(1, column)))
         if (slope := self.tiles.softcap_slope(logits, tokens)) is not None:
