@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
+from pydantic_settings import InitSettingsSource
 
 from policy_trainer.cli.published_settings import published_settings
 from policy_trainer.config import (
@@ -40,8 +42,13 @@ class EvalFile(TrainConfig, EvalConfig):  # type: ignore[misc]
 FILES: Mapping[str, type[BaseModel]] = {**COMMANDS, "rollout": RolloutFile, "eval": EvalFile}
 
 
-def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Settings:
-    """Reads the settings. Exits with status 2 and a reason when an argument or value is invalid."""
+def read_settings(
+    cls: type[Settings], arguments: list[str], command: str, *, otherwise: Mapping[str, Any] = MappingProxyType({})
+) -> Settings:
+    """Reads the settings. Exits with status 2 and a reason when an argument or value is invalid.
+
+    otherwise: values of those that are given nowhere, in place of their defaults.
+    """
     prog = f"policy-trainer {command}"
     earlier = [EarlierRun(cls, EARLIER[command], prog)] if command in EARLIER else []
     return load_settings(
@@ -50,7 +57,7 @@ def read_settings(cls: type[Settings], arguments: list[str], command: str) -> Se
         prog=prog,
         schema=FileSchema,
         file_schema=FILES[command],
-        weaker=[*earlier, PresetSource(cls, SETTINGS)],
+        weaker=[*earlier, PresetSource(cls, SETTINGS), InitSettingsSource(cls, dict(otherwise))],
         hints=HINTS,
     )
 

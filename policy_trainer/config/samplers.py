@@ -22,7 +22,8 @@ class SamplerTraits:
     engine: str
     about: str
     server: bool = False
-    """It samples through a server at vllm_url, which the user starts and which has its own weights and model name."""
+    """It samples through a server at vllm_url, which has its own weights and model name. The user starts it, or
+    `launch`."""
     takes_first_gpus: bool = False
     """It runs on the first GPUs that its process sees rather than on `device`, and reserves the share
     vllm.gpu_memory_utilization of their memory at once."""

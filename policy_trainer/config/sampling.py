@@ -103,7 +103,8 @@ class TurnsConfig(Section):
 
 
 class VllmConfig(Section):
-    """The engine of sampler vllm, by vLLM's own names. A server of sampler vllm-server has options of its own."""
+    """The engine of sampler vllm, by vLLM's own names, and of the servers that `launch` starts for sampler vllm-server.
+    A server that you start has options of its own."""
 
     gpu_memory_utilization: float = Field(default=0.3, gt=0, le=1)
     """Share of the GPU's memory for the engine, its weights included. 0.9 suits a GPU that nothing else uses."""

@@ -1,7 +1,8 @@
-"""A Slurm of the test's own: a controller and several nodes, which are all this machine."""
+"""A Slurm of the test's own, whose nodes are all this machine, and runs that are launched there."""
 
 import getpass
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -11,8 +12,12 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
+from policy_trainer.__main__ import main
 from tests.harness.ports import free_port
 from tests.harness.processes import until
+from tests.harness.runs import steps_of
 
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 _CONFIGURATION = """\
@@ -123,3 +128,37 @@ def _idle(cluster: Slurm) -> int:
         return int(cluster.call("sinfo", "--noheader", "--states=idle", "--format=%D") or 0)
     except subprocess.CalledProcessError:
         return 0
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    monkeypatch.setattr("sys.argv", ["policy-trainer", "launch", "--slurm", *arguments])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert not ending.value.code
+
+
+def submitted(text: str) -> dict[str, str]:
+    """The ids of the jobs of each role."""
+    return {role: job for job, role in re.findall(r"(\d+) \((\w+)\)", text)}
+
+
+def logs(directory: Path) -> str:
+    return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in sorted(directory.glob("*.log")))
+
+
+class Steps:
+    """Waits for steps of a run whose jobs log into its directory `slurm`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def more(self, count: int) -> None:
+        wanted, ended = len(steps_of(self._run_dir)) + count, self._run_dir / "slurm" / "ended"
+        self.until(lambda: len(steps_of(self._run_dir)) >= wanted or ended.exists(), f"{count} steps more")
+        assert not ended.exists(), logs(self._run_dir / "slurm")
+
+    def until(self, condition, what: str) -> None:
+        try:
+            until(condition, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{logs(self._run_dir / 'slurm')}") from None

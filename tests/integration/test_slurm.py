@@ -1,94 +1,16 @@
 """`policy-trainer launch` on a real Slurm: jobs that are killed, requeued, stopped and submitted again."""
 
 import os
-import pwd
-import re
-import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from policy_trainer.__main__ import main
-from tests.harness.postgresql import PostgresMissing, binaries, unprivileged
-from tests.harness.processes import until
 from tests.harness.runs import QUICK, assert_trained_exactly_once, steps_of
 from tests.harness.server import Server
-from tests.harness.slurm import Slurm, SlurmMissing, slurm
+from tests.harness.slurm import Slurm, Steps, launch, logs, submitted
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with PostgreSQL's programs, which root may call: they run as another user, in a namespace where that
-    user owns root's files."""
-    try:
-        programs = binaries()
-    except PostgresMissing as missing:
-        pytest.skip(str(missing))
-    directory, user = tmp_path_factory.mktemp("postgresql"), unprivileged()
-    prefix = ""
-    if user:
-        entry = pwd.getpwnam(user)
-        prefix = f"unshare --user --map-user={entry.pw_uid} --map-group={entry.pw_gid} "
-    for name in ("initdb", "pg_ctl"):
-        script = directory / name
-        script.write_text(f'#!/bin/sh\nexec {prefix}{programs / name} "$@"\n')
-        script.chmod(0o755)
-    return directory
-
-
-@pytest.fixture
-def cluster(postgresql: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]:
-    monkeypatch.setenv("PATH", f"{postgresql}{os.pathsep}{os.environ['PATH']}")
-    try:
-        socket.gethostbyname(socket.gethostname())
-    except OSError:  # on a cluster the name of a node leads to it
-        (postgresql / "hostname").write_text("#!/bin/sh\necho localhost\n")
-        (postgresql / "hostname").chmod(0o755)
-    try:
-        with slurm(nodes=4) as started:
-            for name, value in started.variables.items():
-                monkeypatch.setenv(name, value)
-            yield started
-    except SlurmMissing as missing:
-        pytest.skip(str(missing))
-
-
-def launch(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr("sys.argv", ["policy-trainer", "launch", "--slurm", *arguments])
-    with pytest.raises(SystemExit) as ending:
-        main()
-    assert not ending.value.code
-
-
-def submitted(text: str) -> dict[str, str]:
-    """The ids of the jobs of each role."""
-    return {role: job for job, role in re.findall(r"(\d+) \((\w+)\)", text)}
-
-
-def logs(directory: Path) -> str:
-    return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in sorted(directory.glob("*.log")))
-
-
-class Steps:
-    """Waits for steps of a run whose jobs log into its directory `slurm`."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-
-    def more(self, count: int) -> None:
-        wanted, ended = len(steps_of(self._run_dir)) + count, self._run_dir / "slurm" / "ended"
-        self.until(lambda: len(steps_of(self._run_dir)) >= wanted or ended.exists(), f"{count} steps more")
-        assert not ended.exists(), logs(self._run_dir / "slurm")
-
-    def until(self, condition, what: str) -> None:
-        try:
-            until(condition, what)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{logs(self._run_dir / 'slurm')}") from None
 
 
 def check_batches(run_dir: Path, model: Path, directory: Path, postgresql: Path) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from policy_trainer.rollout.sampling.vllm_worker import PackedHead
 from tests.harness.processes import Process
-from tests.integration.conftest import base_model, start
+from tests.integration.conftest import base_model, cluster, postgresql, start
 from tests.vllm.models import save_tiny
 from tests.vllm.serving import VllmServe
 
-__all__ = ["base_model", "start"]
+__all__ = ["base_model", "cluster", "postgresql", "start"]
 
 collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 

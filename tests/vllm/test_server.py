@@ -15,8 +15,8 @@ from policy_trainer.rollout.sampling.vllm_client import (
     check_server,
     check_sleep_mode,
     check_takes_adapters,
-    server_flags,
 )
+from policy_trainer.rollout.sampling.vllm_options import server_flags
 from policy_trainer.rollout.sampling.vllm_server import VllmServerSampler
 from shared.errors import UserError
 from tests.policy_trainer.rollout.sampling.architectures import texts

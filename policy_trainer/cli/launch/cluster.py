@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -86,11 +86,21 @@ class Cluster(ABC):
         options = serve_options(config, outline)
         return options if config.reference.device == "auto" else [*options, "--device", config.reference.device]
 
+    def vllm(self, config: TrainConfig, outline: "PreTrainedModel | None") -> "VllmServe | None":
+        """The vLLM server of each worker; None if workers sample without one. Arguments: see `serve`."""
+        from policy_trainer.rollout.sampling.vllm_options import serve_arguments, server_environment  # late, like above
+
+        if not config.sampler_traits.server:
+            return None
+        arguments = serve_arguments(config, outline, config.lora.rank)
+        return VllmServe([*arguments, *self.options.vllm_option], server_environment(config.lora.rank))
+
     def gpus(self, config: TrainConfig, serve: Sequence[str]) -> Mapping[str, int]:
         """GPUs of the server with these options, of each node of the trainer, and of each worker."""
         if not self.options.gpus_per_node:
             return dict.fromkeys(("server", "trainer", "workers"), 0)
-        per_worker = config.vllm.tensor_parallel_size if config.sampler_traits.takes_first_gpus else 1
+        traits = config.sampler_traits
+        per_worker = config.vllm.tensor_parallel_size if traits.takes_first_gpus or traits.server else 1
         return {"server": int("--no-model" not in serve), "trainer": self.options.gpus_per_node, "workers": per_worker}
 
     def fill_in(self, names: Sequence[str], values: Mapping[str, Any]) -> dict[str, str]:
@@ -104,6 +114,28 @@ class Cluster(ABC):
         )
         environment.filters["quote"] = lambda text: shlex.quote(str(text))
         return {name: environment.get_template(name).render(values) for name in names}
+
+
+class VllmServe(NamedTuple):
+    """Arguments of `vllm serve`, except its address, and its environment variables."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+    @property
+    def variables(self) -> Sequence[str]:
+        return [f"{name}={value}" for name, value in self.environment.items()]
+
+
+def option(example: str) -> Callable[[str], str]:
+    """The type of an option whose value is an option of another program, such as this example."""
+
+    def read(text: str) -> str:
+        if not text.startswith("-") or len(text.splitlines()) != 1:
+            raise ArgumentTypeError(f"must be an option, as in {example}, got {text!r}")
+        return text
+
+    return read
 
 
 def count(least: int) -> Callable[[str], int]:

@@ -7,15 +7,17 @@ from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from policy_trainer.cli.launch.cluster import Cluster, count
+from policy_trainer.cli.launch.cluster import Cluster, count, option
 from policy_trainer.cli.launch.kubernetes import Kubernetes
 from policy_trainer.cli.launch.slurm import Slurm
 from policy_trainer.cli.settings import read_settings
 from policy_trainer.config import INLINE, TrainConfig
 from shared.errors import UserError
-from shared.spelling import spell_setting
+from shared.spelling import spell_option, spell_setting
 
 _CLUSTERS: Sequence[type[Cluster]] = (Slurm, Kubernetes)
+# Where a worker finds its vLLM server; on Slurm at another port.
+_VLLM_URL = "http://127.0.0.1:8000"
 _ROLES = ("upload", "train", "admin")
 
 
@@ -24,7 +26,9 @@ def launch(arguments: list[str]) -> int:
     # The options of the other cluster stay unknown.
     chosen = [cluster for cluster in _CLUSTERS if f"--{cluster.name}" in arguments] or _CLUSTERS
     options, of_train = _parser(chosen).parse_known_args(arguments)
-    given = read_settings(TrainConfig, of_train, "train")
+    given = read_settings(TrainConfig, of_train, "train", otherwise={"vllm_url": _VLLM_URL})
+    if not given.sampler_traits.server:
+        given = given.model_copy(update={"vllm_url": None})
     cluster: Cluster = options.cluster(options, given)
     _refuse(cluster)
     cluster.refuse()
@@ -64,7 +68,13 @@ def _parser(clusters: Sequence[type[Cluster]]) -> ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--workers", metavar="N", type=count(1), default=1,
-        help="rollout workers, each with one GPU, or vllm.tensor_parallel_size GPUs with --sampler vllm; default: 1",
+        help="rollout workers, each with one GPU, or with vLLM on vllm.tensor_parallel_size GPUs; default: 1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--vllm-option", metavar="OPTION", action="append", default=[],
+        type=option("--vllm-option=--max-num-seqs=64"),
+        help="with --sampler vllm-server: a further option of each worker's `vllm serve`, as in "
+        "--vllm-option=--max-num-seqs=64; may be repeated",
     )  # fmt: skip
     for cluster in clusters:
         cluster.add_options(parser)
@@ -82,11 +92,18 @@ def _refuse(cluster: Cluster) -> None:
         raise UserError("token: `launch` makes a token for each job", "leave token and token_file out")
     if config.weights != "directory":
         raise UserError("weights: `launch` chooses how they reach the workers", "leave it out")
+    if config.vllm.enable_sleep_mode:
+        raise UserError("vllm.enable_sleep_mode: each job has GPUs of its own", "leave it out")
     if config.sampler_traits.server:
-        raise UserError(
-            "sampler: no job runs `vllm serve`",
-            f"use {spell_setting('sampler', 'vllm')}, which samples in the workers' processes",
-        )
+        if config.vllm_url != _VLLM_URL:
+            raise UserError("vllm_url: `launch` starts a vLLM server for each worker", "leave it out")
+        return
+    for name, value in vars(cluster.options).items():
+        if name.startswith("vllm_") and value:
+            raise UserError(
+                f"{spell_option(name)}: sampler {config.sampler} has no vLLM server",
+                f"leave it out, or use {spell_setting('sampler', 'vllm-server')}",
+            )
 
 
 def _tokens(directory: Path, run: str) -> Mapping[str, str]:

@@ -26,6 +26,7 @@ _RUN = r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 # Where a pod has its own token.
 _TOKEN_FILE = Path("/tokens/token")
 _SERVE = ("serve", "--host", "0.0.0.0", "--token-file", "/tokens/tokens", "--data-dir", "/data")
+_VLLM_IMAGE = "vllm/vllm-openai:v0.33.0"
 # Settings with paths that are only written.
 _WRITTEN = {"run_dir", "record"}
 # Settings that may be a directory or a Hub id.
@@ -62,6 +63,11 @@ class Kubernetes(Cluster):
             "--storage-class", metavar="NAME",
             help="storage class of the trainer's volume; with --nodes above 1 it must allow ReadWriteMany; "
             "default: the cluster's",
+        )  # fmt: skip
+
+        group.add_argument(
+            "--vllm-image", metavar="IMAGE",
+            help=f"with --sampler vllm-server: image of a worker's vLLM; default: {_VLLM_IMAGE}",
         )  # fmt: skip
 
     def refuse(self) -> None:
@@ -118,7 +124,8 @@ class Kubernetes(Cluster):
         on_claim = Path(config.model).is_absolute() and not Path(config.model).exists()
         if on_claim:
             print(f"model: {config.model} is not on this machine; the server's limits suit a model without images")
-        serve = self.serve(config, None if on_claim else load_outline(config.model, revision=config.revision))
+        outline = None if on_claim else load_outline(config.model, revision=config.revision)
+        serve = self.serve(config, outline)
         values = {
             "run": config.run,
             "files": self.files,
@@ -130,6 +137,8 @@ class Kubernetes(Cluster):
             "nodes": options.nodes,
             "ranks": options.nodes * max(1, options.gpus_per_node),
             "workers": options.workers,
+            "vllm": self.vllm(config, outline),
+            "vllm_image": options.vllm_image or _VLLM_IMAGE,
             "gpus": self.gpus(config, serve),
             "claims": options.claims,
             "storage": options.storage,

@@ -3,11 +3,11 @@
 import re
 import shlex
 import sys
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from policy_trainer.cli.launch.cluster import Cluster
+from policy_trainer.cli.launch.cluster import Cluster, option
 from policy_trainer.config import INLINE, TrainConfig
 from policy_trainer.run_files.run_directory import config_text
 from shared.api import PLAIN_NAME
@@ -16,6 +16,7 @@ from shared.spelling import spell_setting
 
 _SUBMIT = "submit.sh"
 _SCRIPTS = ("job.sh", "server.sbatch", "trainer.sbatch", "workers.sbatch", _SUBMIT)
+_VLLM = ("vllm", "serve")
 _JOBS = ("server", "trainer", "workers")
 
 
@@ -31,7 +32,14 @@ class Slurm(Cluster):
         helps = {"--sbatch": of_all} | {f"--{job}-sbatch": f"the same for the {job} only" for job in _JOBS}
         group = parser.add_argument_group("with --slurm", "all nodes share RUN_DIR and this Python environment")
         for name, text in helps.items():
-            group.add_argument(name, metavar="OPTION", action="append", default=[], type=_sbatch_option, help=text)
+            group.add_argument(
+                name, metavar="OPTION", action="append", default=[], type=option("--sbatch=--partition=gpu"), help=text
+            )
+        group.add_argument(
+            "--vllm-command", metavar="COMMAND", type=shlex.split,
+            help="with --sampler vllm-server: what starts a worker's vLLM, as in '/envs/vllm/bin/vllm serve'; "
+            "default: vllm serve",
+        )  # fmt: skip
 
     def refuse(self) -> None:
         if not re.fullmatch(PLAIN_NAME, self.given.run, re.ASCII):
@@ -58,7 +66,8 @@ class Slurm(Cluster):
         from shared.models import load_outline  # late, since it loads PyTorch
 
         options = self.options
-        serve = self.serve(config, load_outline(config.model, revision=config.revision))
+        outline = load_outline(config.model, revision=config.revision)
+        serve, vllm = self.serve(config, outline), self.vllm(config, outline)
         if config.reference.snapshot_root is not None:
             serve += ["--snapshot-root", str(config.reference.snapshot_root)]
         values = {
@@ -72,6 +81,7 @@ class Slurm(Cluster):
             "nodes": options.nodes,
             "ranks": options.nodes * max(1, options.gpus_per_node),
             "workers": options.workers,
+            "vllm": vllm and shlex.join(["env", *vllm.variables, *(options.vllm_command or _VLLM), *vllm.arguments]),
             "gpus": self.gpus(config, serve),
             "sbatch": {job: [*options.sbatch, *getattr(options, f"{job}_sbatch")] for job in _JOBS},
         }
@@ -85,9 +95,3 @@ class Slurm(Cluster):
     @property
     def commands(self) -> Sequence[Sequence[str | Path]]:
         return [["bash", self.files / _SUBMIT]]
-
-
-def _sbatch_option(text: str) -> str:
-    if not text.startswith("-") or len(text.splitlines()) != 1:
-        raise ArgumentTypeError(f"must be an option, as in --sbatch=--partition=gpu, got {text!r}")
-    return text

@@ -15,14 +15,12 @@ from policy_trainer.config import CommonConfig, LoraConfig
 from policy_trainer.data.completion import Completion
 from policy_trainer.data.pictures import decode
 from policy_trainer.data.prompts import EncodedPrompt
-from policy_trainer.data.vision import picture_sizes
 from policy_trainer.rollout.sampling.sampler import LoadedSampler, RunningBatch, SamplingParams
+from policy_trainer.rollout.sampling.vllm_options import adapter_options, engine_options
 from policy_trainer.rollout.sampling.vllm_requests import (
     RowOptions,
     adapter_name,
     completion_logps,
-    engine_options,
-    longest_sequence,
     make_completion,
     other_pictures,
     scoring_options,
@@ -47,18 +45,11 @@ class VllmSampler:
     ) -> LoadedSampler:
         cls.check_engine(config, lora.rank)
         model = load_outline(config.model, revision=config.revision)
-        longest = longest_sequence(config, model)
-        limit = config.vllm.max_model_len
-        if limit is not None and limit < longest:
-            raise UserError(
-                f"vllm.max_model_len: prompt and completion need {longest} tokens, got {limit}",
-                "raise it, or lower data.max_prompt_length or sampling.max_completion_length",
-            )
-        return cls(config, model, longest, eos_token_ids(model, tokenizer), engine_options(lora.rank)), model
+        return cls(config, model, eos_token_ids(model, tokenizer), engine_options(config, model, lora.rank)), model
 
     @classmethod
     def check_engine(cls, config: CommonConfig, lora_rank: int) -> None:
-        engine_options(lora_rank)
+        adapter_options(lora_rank)
         if find_spec("vllm") is None:
             raise UserError(
                 "sampler: vllm is not installed here",
@@ -72,45 +63,24 @@ class VllmSampler:
         it."""
 
     def __init__(
-        self,
-        config: CommonConfig,
-        outline: PreTrainedModel,
-        longest: int,
-        eos: Sequence[int],
-        options: Mapping[str, Any] | None = None,
+        self, config: CommonConfig, outline: PreTrainedModel, eos: Sequence[int], options: Mapping[str, Any]
     ) -> None:
-        """outline: the model without its weights. longest: tokens of the longest sequence. eos: the ids that end a
-        completion. options: further options of the engine.
+        """outline: the model without its weights. eos: the ids that end a completion. options: see engine_options.
 
         Raises UserError for a model or settings that the engine refuses.
         """
         # Late: the trainer only checks that it is installed. Any: types are also checked where it is not.
         # import_module: this file has its name.
         vllm: Any = import_module("vllm")
-        dtype = config.dtype
-        if dtype == "auto":  # vLLM's own `auto` would turn float32 into bfloat16
-            dtype = str(outline.config.dtype).removeprefix("torch.")
         # The engine runs in this process: a killed worker would leave a child process behind.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         with _explained(f"start with {config.model}"):
             self._engine: Any = vllm.LLM(
                 model=config.model,
-                revision=config.revision,
-                tokenizer_revision=config.revision,
-                dtype=dtype,
-                seed=config.seed,
-                generation_config="vllm",
-                logprobs_mode="processed_logprobs",
                 worker_extension_cls=f"{PackedHead.__module__}.{PackedHead.__qualname__}",
-                gpu_memory_utilization=config.vllm.gpu_memory_utilization,
-                max_model_len=config.vllm.max_model_len or longest,
-                enforce_eager=config.vllm.enforce_eager,
-                tensor_parallel_size=config.vllm.tensor_parallel_size,
-                enable_sleep_mode=config.vllm.enable_sleep_mode,
-                mm_processor_kwargs=picture_sizes(config),
                 # On a CPU a seeded prompt that is prefilled in chunks ends vLLM 0.32's engine.
                 enable_chunked_prefill=not vllm.platforms.current_platform.is_cpu(),
-                **(options or {}),
+                **options,
             )
         self._make_params = vllm.SamplingParams
         self._placeholders = placeholders_of(outline)

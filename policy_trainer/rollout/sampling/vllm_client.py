@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from policy_trainer.rollout.sampling.vllm_requests import Completions, engine_rank
+from policy_trainer.rollout.sampling.vllm_options import CPU_ADAPTERS, server_environment, server_flags
+from policy_trainer.rollout.sampling.vllm_requests import Completions
 from shared.client.connection import append, whole
 from shared.client.proxies import connection_options, is_this_machine
 from shared.client.retry import OnWait, retried
@@ -31,9 +32,6 @@ _CONNECTIONS = 512
 _ANSWER_BYTES = 2**30
 # Tolerance for a log-prob of 0, in float32; the raw log-prob of an unlikely token is far below.
 _LOGP_TOLERANCE = 1e-3
-# Adapters that a server keeps in main memory. It reloads an adapter that it has dropped, and its engine ends if the
-# directory is gone: workers that share a server may sample from this many versions.
-_CPU_ADAPTERS = 8
 
 
 class Unavailable(Exception):
@@ -181,9 +179,9 @@ def check_server(url: str, model: str, longest: int, lora_rank: int = 0) -> str:
     Raises UserError, with the command that starts a suitable server.
     """
     command = (
-        f"{server_environment(lora_rank)}VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs "
-        f"--max-model-len {longest}{server_flags(lora_rank)}"
-    )
+        f"{_variables(lora_rank)} vllm serve {model} --logprobs-mode processed_logprobs --max-model-len {longest} "
+        f"{server_flags(lora_rank)}"
+    ).rstrip()
     host = urlsplit(url).hostname or ""
     if is_this_machine(host):  # by default it listens on all addresses
         command += f" --host {'::1' if ':' in host else '127.0.0.1'}"
@@ -266,16 +264,8 @@ async def _logp_of_only_allowed_token(client: VllmClient, name: str) -> float:
     return logps[0]
 
 
-def server_environment(rank: int) -> str:
-    """The environment variables in front of `vllm serve` for adapters of this rank; 0: no adapters."""
-    return "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True " if rank else ""
-
-
-def server_flags(rank: int) -> str:
-    """The options of `vllm serve` for adapters of this rank; 0: no adapters."""
-    if not rank:
-        return ""
-    return f" --enable-lora --max-lora-rank {engine_rank(rank)} --max-loras 2 --max-cpu-loras {_CPU_ADAPTERS}"
+def _variables(lora_rank: int) -> str:
+    return " ".join(f"{name}={value}" for name, value in server_environment(lora_rank).items())
 
 
 def check_takes_adapters(url: str, rank: int) -> None:
@@ -287,8 +277,8 @@ def check_takes_adapters(url: str, rank: int) -> None:
     if fault:
         raise UserError(
             f"lora.rank: the vLLM server at {url} {fault}",
-            f"start it with{server_flags(rank)}, and with {server_environment(rank)}VLLM_SERVER_DEV_MODE=1 in its "
-            "environment; docs/vllm.md has the command",
+            f"start it with {server_flags(rank)}, and with {_variables(rank)} in its environment; docs/vllm.md has the "
+            "command",
         )
 
 
@@ -300,7 +290,7 @@ def _adapter_fault(info: Any, rank: int) -> str:
     largest, kept = (answer_field(lora, name, kind=int) for name in ("max_lora_rank", "max_cpu_loras"))
     if largest < rank:
         return f"takes adapters up to rank {largest}, and this run's have rank {rank}"
-    if kept < _CPU_ADAPTERS:
-        return f"keeps {kept} of the adapters that it has loaded, and this run needs {_CPU_ADAPTERS}"
+    if kept < CPU_ADAPTERS:
+        return f"keeps {kept} of the adapters that it has loaded, and this run needs {CPU_ADAPTERS}"
     loads = answer_field(info, "vllm_env", kind=dict).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING")
     return "" if loads else "loads no adapters while it runs"

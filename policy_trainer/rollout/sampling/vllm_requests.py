@@ -8,23 +8,17 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field, model_validator
-from transformers import PreTrainedModel
 
-from policy_trainer.config import CommonConfig
 from policy_trainer.data.completion import Completion, TokenId
 from policy_trainer.data.pictures import data_url
-from policy_trainer.data.prompts import EncodedPrompt, prompt_limit
+from policy_trainer.data.prompts import EncodedPrompt
 from policy_trainer.rollout.sampling.sampler import SamplingParams
 from policy_trainer.weights.adapters import WEIGHTS
 from shared.batch import MAX_LOGP, TokenGroup
-from shared.errors import UserError
-from shared.models import ADAPTER_CONFIG, context_length
-from shared.spelling import spell_setting
+from shared.models import ADAPTER_CONFIG
 
 # The finish_reasons of whole completions: by an EOS or a stop text, and at the length limit.
 ENDS = ("stop", "length")
-# The values of max_lora_rank that vLLM's engine accepts.
-_ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 Logp = Annotated[float, Field(le=MAX_LOGP, allow_inf_nan=False)]
 
@@ -173,25 +167,3 @@ def adapter_name(directory: Path) -> str:
     """
     digests = [sha256(file.read_bytes()).digest() for file in (directory / ADAPTER_CONFIG, directory / WEIGHTS)]
     return f"lora-{sha256(b''.join(digests)).hexdigest()[:16]}"
-
-
-def engine_rank(rank: int) -> int:
-    """The smallest max_lora_rank for adapters of this rank. Raises UserError if there is none."""
-    fitting = [engine for engine in _ENGINE_RANKS if engine >= rank]
-    if not fitting:
-        raise UserError(
-            f"lora.rank: vLLM accepts adapters up to rank {_ENGINE_RANKS[-1]}, got {rank}",
-            f"lower it, or use {spell_setting('sampler', 'hf')}",
-        )
-    return fitting[0]
-
-
-def engine_options(rank: int) -> dict[str, Any]:
-    """Options of vLLM's engine for adapters of this rank; 0: no adapters."""
-    return {"enable_lora": True, "max_lora_rank": engine_rank(rank)} if rank else {}
-
-
-def longest_sequence(config: CommonConfig, model: PreTrainedModel) -> int:
-    """The most tokens of prompt and completion together, plus the one that vLLM samples after a sequence it scores."""
-    longest = prompt_limit(model, config) + config.sampling.max_completion_length
-    return min(longest + 1, context_length(model) or longest + 1)

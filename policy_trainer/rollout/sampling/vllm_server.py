@@ -25,6 +25,7 @@ from policy_trainer.rollout.sampling.vllm_client import (
     parsed,
     persist,
 )
+from policy_trainer.rollout.sampling.vllm_options import longest_sequence
 from policy_trainer.rollout.sampling.vllm_requests import (
     ENDS,
     Choice,
@@ -33,7 +34,6 @@ from policy_trainer.rollout.sampling.vllm_requests import (
     adapter_name,
     completion_logps,
     completion_request,
-    longest_sequence,
     make_completion,
     other_pictures,
     scoring_options,

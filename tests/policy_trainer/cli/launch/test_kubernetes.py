@@ -5,7 +5,9 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from ref_server.config import ServeConfig
 from shared.errors import UserError
 from shared.settings import load_settings
 from tests.harness.models import tiny_model
+from tests.site import Answer, Site
 
+ROOT = Path(__file__).parents[4]
 # The fields of JobSet v1alpha2 that are used, with the values that they may have; None: checked elsewhere.
 JOB_SET: Mapping[str, Any] = {
     "suspend": True,
@@ -66,7 +70,13 @@ def on_inputs(model: str) -> tuple[str, ...]:
     return "--claim", f"inputs={Path(model).parent}", "--model", model
 
 
-@pytest.mark.parametrize("options", [(), ("--nodes", "2", "--gpus-per-node", "4", "--storage-class", "shared")])
+WITH_VLLM = ("--sampler", "vllm-server", "--sampling.max-completion-length", "64")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--nodes", "2", "--gpus-per-node", "4", "--storage-class", "shared"), (*WITH_VLLM, "--lora.rank", "4")],
+)
 def test_kubernetes_accepts_them(model: str, options: tuple[str, ...]) -> None:
     written, version = Manifests(*on_inputs(model), *options), kubernetes_validate.latest_version()
     jobs = [
@@ -143,6 +153,62 @@ def test_each_pod_gets_the_gpus_that_it_uses(model: str) -> None:
     assert Manifests(*on_inputs(model), "--loss.beta", "0").gpus() == {"server": 0, "trainer": 1, "workers": 1}
     none = Manifests(*on_inputs(model), "--gpus-per-node", "0", run_dir="runs/without")
     assert none.gpus() == {"server": 0, "trainer": 0, "workers": 0}
+
+
+def test_each_worker_has_a_vllm_server(model: str) -> None:
+    """It begins before the worker, has the worker's GPUs, no token, and only the worker's pod reaches it."""
+    written = Manifests(
+        *on_inputs(model), *WITH_VLLM, "--lora.rank", "4", "--vllm.tensor-parallel-size", "2",
+        "--vllm-option=--max-num-seqs=64", "--vllm-image", "registry/vllm", "--loss.beta", "0.1",
+    )  # fmt: skip
+    (vllm,) = written.pod("workers")["initContainers"]
+    assert vllm["restartPolicy"] == "Always" and vllm["image"] == "registry/vllm"
+    assert vllm["resources"] == {"limits": {"nvidia.com/gpu": 2}}
+    assert written.gpus() == {"server": 1, "trainer": 1, "workers": 0}
+    arguments = vllm["args"]
+    assert arguments[0] == model and arguments[-3:] == ["--max-num-seqs=64", "--host=127.0.0.1", "--port=8000"]
+    assert arguments[arguments.index("--max-lora-rank") + 1] == "8"
+    variables = {item["name"]: item["value"] for item in vllm["env"]}
+    assert variables["VLLM_SERVER_DEV_MODE"] == "1" and variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    places = {mount["mountPath"]: mount.get("readOnly", False) for mount in vllm["volumeMounts"]}
+    assert places == {"/tmp": False, "/hub": False, "/dev/shm": False, str(Path(model).parent): True, "/runs": True}
+    assert vllm["securityContext"] == written.container("workers")["securityContext"]
+    assert 'vllm_url = "http://127.0.0.1:8000"' in written.settings["data"]["config.toml"]
+
+
+def test_the_image_of_vllm_is_that_of_docker_compose(model: str) -> None:
+    (vllm,) = Manifests(*on_inputs(model), *WITH_VLLM).pod("workers")["initContainers"]
+    assert f"${{VLLM_IMAGE:-{vllm['image']}}}" in (ROOT / "compose.yaml").read_text()
+
+
+def test_vllm_waits_for_a_server_that_is_ready(model: str) -> None:
+    """The startup probe, as Kubernetes runs it. Variables that name a proxy do not lead it astray."""
+    (vllm,) = Manifests(*on_inputs(model), *WITH_VLLM).pod("workers")["initContainers"]
+    *interpreter, code = vllm["startupProbe"]["exec"]["command"]
+    assert interpreter == ["python3", "-c"]
+
+    def status(answer: int) -> int:
+        with closing(Site(lambda request: Answer(answer if request.path == "/health" else 404))) as site:
+            probe = code.replace("http://127.0.0.1:8000", site.url)
+            environment = {**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+            return subprocess.run(
+                [sys.executable, "-c", probe], env=environment, check=False, capture_output=True
+            ).returncode
+
+    assert (status(200), status(503)) == (0, 1)
+
+
+def test_without_vllm_there_is_no_server_for_it(model: str) -> None:
+    written = Manifests(*on_inputs(model))
+    assert "initContainers" not in written.pod("workers") and "vllm_url" not in written.settings["data"]["config.toml"]
+
+
+def test_the_precision_of_a_model_that_only_pods_see_is_needed(model: str) -> None:
+    with pytest.raises(UserError, match="dtype: the precision of /opt/demo/base, which is not on this machine"):
+        Manifests("--model", "/opt/demo/base", "--sampler", "vllm-server", "--dtype", "auto")
+    written = Manifests("--model", "/opt/demo/base", "--sampler", "vllm-server", "--dtype", "bfloat16")
+    arguments = written.pod("workers")["initContainers"][0]["args"]
+    assert arguments[arguments.index("--dtype") + 1] == "bfloat16"
 
 
 def test_ranks_of_one_node_and_of_several(model: str) -> None:

@@ -5,6 +5,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,9 @@ from ref_server.config import ServeConfig
 from shared.errors import UserError
 from shared.settings import load_settings
 from tests.harness.models import tiny_model
+from tests.harness.processes import until
 
+WITH_VLLM = ("--sampler", "vllm-server", "--sampling.max-completion-length", "64")
 NAMES = ("job.sh", "server.sbatch", "trainer.sbatch", "workers.sbatch", "submit.sh")
 
 
@@ -83,6 +86,30 @@ def test_each_job_gets_the_gpus_that_it_uses(model: str) -> None:
     assert {"--gpus-per-node=2", "--array=0-2"} <= workers
     assert scripts["workers.sbatch"].index("--partition=big") < scripts["workers.sbatch"].index("--partition=cheap")
     assert "srun" in scripts["trainer.sbatch"] and "--nproc-per-node 4" in scripts["trainer.sbatch"]
+
+
+def test_each_worker_has_a_vllm_server(model: str) -> None:
+    """vLLM's own parser reads these options in tests/vllm/test_launch.py."""
+    settings = ("--model", model, *WITH_VLLM)
+    adapters = ("--lora.rank", "5", "--lora.target-modules", "q_proj")
+    command = ("--vllm-command", "'/a place/vllm' serve", "--vllm-option=--max-num-seqs=64")
+    scripts = written(*settings, *adapters, *command, "--vllm.tensor-parallel-size", "2", "--vllm.enforce-eager")
+    start = words(scripts["workers.sbatch"], "env")
+    assert start[:4] == ["VLLM_SERVER_DEV_MODE=1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True", "/a place/vllm", "serve"]
+    assert start[4] == model and start.index("--max-num-seqs=64") < start.index("--host")
+    chosen = {name: start[start.index(name) + 1] for name in ("--dtype", "--max-model-len", "--max-lora-rank")}
+    assert chosen == {"--dtype": "float32", "--max-model-len": "256", "--max-lora-rank": "8"}
+    assert {"--enforce-eager", "--enable-lora"} <= set(start) and "--enable-scale-out" not in start
+    assert "--gpus-per-node=2" in options(scripts["workers.sbatch"])
+    assert 'sample --vllm-url "http://127.0.0.1:$port"' in scripts["workers.sbatch"]
+    began = read_settings(TrainConfig, ["--config", "runs/it/slurm/config.toml"], "train")
+    RunDirectory(Path("runs/it")).write_config(began)
+    assert "vllm serve" in written("--resume")["workers.sbatch"]
+
+
+def test_without_a_vllm_server_its_url_is_not_in_the_configuration(model: str) -> None:
+    written("--model", model)
+    assert "vllm_url" not in Path("runs/it/slurm/config.toml").read_text()
 
 
 def test_one_process_needs_neither_torchrun_nor_srun(model: str) -> None:
@@ -153,7 +180,10 @@ def test_settings_of_an_attempt_that_took_no_step_are_gone(model: str) -> None:
         (["--server", "http://elsewhere:8400"], "server: `launch` starts the reference server"),
         (["--weights", "server"], "weights: `launch` chooses how they reach the workers"),
         (["--token-file", "mine"], "token: `launch` makes a token for each job"),
-        (["--sampler", "vllm-server", "--vllm-url", "http://localhost:8000"], "sampler: no job runs `vllm serve`"),
+        (["--sampler", "vllm-server", "--vllm-url", "http://gpu7:8000"], "vllm_url: `launch` starts a vLLM server"),
+        (["--sampler", "vllm", "--vllm-command", "vllm"], "--vllm-command: sampler vllm has no vLLM server"),
+        (["--vllm-option=--seed=3"], "--vllm-option: sampler hf has no vLLM server"),
+        (["--sampler", "vllm", "--vllm.enable-sleep-mode"], "vllm.enable_sleep_mode: each job has GPUs of its own"),
         (["--run", "a run"], "run: jobs and tokens are named after it, got 'a run'"),
     ],
 )
@@ -163,12 +193,18 @@ def test_what_is_refused(model: str, arguments: list[str], problem: str) -> None
     assert not Path("runs").exists()
 
 
+def test_vllm_needs_room_for_prompt_and_completion(model: str) -> None:
+    with pytest.raises(UserError, match=r"vllm\.max_model_len: prompt and completion need 256 tokens, got 5"):
+        written(*WITH_VLLM, "--model", model, "--vllm.max-model-len", "5")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (["--nodes", "0"], "must be an integer, at least 1; got '0'"),
         (["--gpus-per-node", "x"], "must be an integer, at least 0; got 'x'"),
         (["--sbatch=partition=gpu"], "must be an option, as in --sbatch=--partition=gpu"),
+        (["--vllm-option", "max-num-seqs=4"], "must be an option, as in --vllm-option=--max-num-seqs=64"),
         (["--sbatch=--comment=a\n#SBATCH --b"], "must be an option"),
         (["--learning-rte", "1"], "learning-rte"),
         (["--image", "i"], "--image"),
@@ -190,18 +226,20 @@ def test_without_sbatch(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("runs").exists()
 
 
-class Job:
-    """job.sh in a bash of its own, with Slurm's commands replaced by ones that write down how they are called."""
+def program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
 
-    def __init__(self, directory: Path, body: str) -> None:
+
+class Job:
+    """A script in a bash of its own, with Slurm's commands replaced by ones that write down how they are called."""
+
+    def __init__(self, directory: Path, text: str) -> None:
         programs = directory / "programs"
-        programs.mkdir()
-        (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" >>{directory}/called\n')
-        (programs / "scontrol").chmod(0o755)
-        written("--model", str(directory / "model"), "--gpus-per-node", "0")
+        programs.mkdir(exist_ok=True)
+        program(programs / "scontrol", f'#!/bin/sh\necho "$@" >>{directory}/called\n')
         self.scripts = Path("runs/it/slurm").resolve()
         self._called = directory / "called"
-        text = f". {self.scripts}/job.sh\nprogress() {{ echo; }}\npause=0\n{body}\nsupervise\n"
         variables = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
         environment = {**os.environ, **variables, "PATH": f"{programs}:{os.environ['PATH']}"}
         self.process = subprocess.Popen(
@@ -231,16 +269,24 @@ StartJob = Callable[[str], Job]
 
 
 @pytest.fixture
-def start_job(model: str, tmp_path: Path) -> Iterator[StartJob]:
+def start(tmp_path: Path) -> Iterator[StartJob]:
     jobs: list[Job] = []
 
-    def start(body: str) -> Job:
-        jobs.append(Job(tmp_path, body))
+    def begin(text: str) -> Job:
+        jobs.append(Job(tmp_path, text))
         return jobs[-1]
 
-    yield start
+    yield begin
     for job in jobs:
         job.kill()
+
+
+@pytest.fixture
+def start_job(model: str, start: StartJob) -> StartJob:
+    """Starts a job that consists of this text and what the jobs have in common."""
+    written("--model", model, "--gpus-per-node", "0")
+    job = Path("runs/it/slurm/job.sh").resolve()
+    return lambda body: start(f". {job}\nprogress() {{ echo; }}\npause=0\n{body}\nsupervise\n")
 
 
 @pytest.mark.slow
@@ -288,3 +334,82 @@ class TestJob:
             job.until_printed(f"with http://node:{port}")
         job.process.send_signal(signal.SIGTERM)
         assert job.end() == (143, "")
+
+
+@pytest.mark.slow
+class TestWorkerWithVllm:
+    """The script of a worker that has a vLLM server, with stand-ins for both programs."""
+
+    @pytest.fixture
+    def start_worker(
+        self, model: str, start: StartJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[..., Job]:
+        programs = tmp_path / "programs"
+        programs.mkdir()
+        (programs / "python").symlink_to(sys.executable)
+        program(programs / "policy-trainer", "#!/bin/sh\necho $$ >worker.pid\necho sampling\n. ./worker.sh\n")
+        program(
+            programs / "vllm",
+            f"""#!{sys.executable}
+import os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+open("vllm.pid", "w").write(str(os.getpid()))
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Healthy).serve_forever()
+""",
+        )
+        monkeypatch.setattr("sys.executable", str(programs / "python"))
+
+        def begin(worker: str, *arguments: str) -> Job:
+            Path("worker.sh").write_text(worker)
+            written("--model", model, *WITH_VLLM, *arguments)
+            scripts = Path("runs/it/slurm")
+            (scripts / "server.url").write_text("http://node:1\n")
+            return start((scripts / "workers.sbatch").read_text())
+
+        return begin
+
+    def gone(self, name: str) -> bool:
+        return not Path("/proc", Path(f"{name}.pid").read_text().strip()).exists()
+
+    def test_when_the_worker_has_finished_vllm_ends(self, start_worker: Callable[..., Job]) -> None:
+        job = start_worker("echo finished >runs/it/slurm/ended\nexit 0\n")
+        assert job.end() == (0, "")
+        assert self.gone("vllm") and self.gone("worker")
+
+    def test_when_the_worker_fails_both_are_started_again(self, start_worker: Callable[..., Job]) -> None:
+        job = start_worker("exit 5\n")
+        job.until_printed("status 5, failure 1 of 3")
+        assert self.gone("vllm")
+
+    def test_when_vllm_ends_so_does_the_worker(self, start_worker: Callable[..., Job]) -> None:
+        job = start_worker("exec sleep 600\n")
+        job.until_printed("sampling")
+        os.kill(int(Path("vllm.pid").read_text()), signal.SIGKILL)
+        job.until_printed("vLLM ended with status 137; see vllm-0.log")
+        job.until_printed("status 1, failure 1 of 3")
+        assert self.gone("worker")
+
+    def test_vllm_that_cannot_start(self, start_worker: Callable[..., Job]) -> None:
+        job = start_worker("", "--vllm-command", "sh -c 'echo out of memory; exit 7'")
+        job.until_printed("vLLM ended with status 7 before it was ready; see vllm-0.log")
+        job.until_printed("status 1, failure 1 of 3")
+        assert (job.scripts / "vllm-0.log").read_text() == "out of memory\n"
+
+    @pytest.mark.parametrize("ready", [True, False])
+    def test_near_the_time_limit_both_end(self, start_worker: Callable[..., Job], ready: bool) -> None:
+        if ready:
+            job = start_worker("exec sleep 600\n")
+            job.until_printed("sampling")
+        else:
+            job = start_worker("", "--vllm-command", "sh -c 'echo $$ >vllm.pid; exec sleep 600'")
+            until(lambda: Path("vllm.pid").exists() and Path("vllm.pid").read_text() != "", "vLLM")
+        job.process.send_signal(signal.SIGUSR1)
+        job.until_printed("the time limit is near: the job is requeued")
+        assert job.end() == (143, "requeue 7_0\n")
+        assert self.gone("vllm") and (not ready or self.gone("worker"))

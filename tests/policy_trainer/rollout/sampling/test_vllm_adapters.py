@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from policy_trainer.rollout.sampling.hf import HFSampler
 from policy_trainer.rollout.sampling.sampler import sample
 from policy_trainer.rollout.sampling.vllm_client import check_server, check_takes_adapters
-from policy_trainer.rollout.sampling.vllm_requests import engine_options, engine_rank
+from policy_trainer.rollout.sampling.vllm_options import adapter_options, engine_rank
 from shared.batch import TokenGroup
 from shared.errors import UserError
 from shared.models import save_model
@@ -138,6 +138,6 @@ class TestChecking:
 
     def test_the_engine_is_made_for_the_smallest_rank_that_fits(self) -> None:
         assert [engine_rank(rank) for rank in (1, 2, 8, 9, 257, 512)] == [1, 8, 8, 16, 320, 512]
-        assert engine_options(0) == {} and engine_options(5) == {"enable_lora": True, "max_lora_rank": 8}
+        assert adapter_options(0) == {} and adapter_options(5) == {"enable_lora": True, "max_lora_rank": 8}
         with pytest.raises(UserError, match=r"lora\.rank: vLLM accepts adapters up to rank 512, got 513"):
             engine_rank(513)

@@ -33,6 +33,8 @@ end_run() { [ -e "$here/ended" ] || echo "$*" >"$here/ended"; }
 
 nap() { sleep "$1" & wait $!; }  # unlike sleep alone, a signal interrupts it
 
+free_port() { python -c 'import socket; print(socket.create_server(("", 0)).getsockname()[1])'; }
+
 server_url() { cat "$here/server.url" 2>/dev/null; }
 
 # Waits until the server has published its address.
